@@ -1,0 +1,81 @@
+"""How a command reaches the store: through whoever holds it, or by holding it for the length of the command.
+
+Either way the command speaks HTTP to a door, so that there is one way to do a thing. Only reading without a holder
+goes to the file, read only, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from refold.canonical import encode
+from refold.client.api import Api, Unreachable
+from refold.server.config import Config, Home, load, store_path
+from refold.store.lock import StoreLock
+
+Json = Any
+T = TypeVar("T")
+
+HOLDER_SECS: Final = 10.0
+"""How long a holder may take from its lock to its door."""
+
+
+def configured(store: str | None = None, **flags: Any) -> tuple[Home, Config]:
+    """The home and configuration of this command."""
+    home = Home()
+    return home, load(home, {"store": store, **flags})
+
+
+def holder(home: Home, config: Config) -> Api | None:
+    """The door of the process that holds the store, None if nobody does. Raises Unreachable if its door stays shut."""
+    if config.ephemeral:
+        return None
+    lock = StoreLock(store_path(config, home))
+    deadline = time.monotonic() + HOLDER_SECS
+    while lock.is_held():
+        url = lock.holder().get("url")
+        if isinstance(url, str):
+            return Api(url, home.token())
+        if time.monotonic() > deadline:
+            raise Unreachable(f"a process holds {lock.path} and does not say where it listens")
+        time.sleep(0.02)
+    return None
+
+
+def through(home: Home, config: Config, command: Callable[[Api], T]) -> T:
+    """Runs `command` against the holder's door, or against our own while we hold the store."""
+    api = holder(home, config)
+    if api is not None:
+        return command(api)
+    return asyncio.run(_holding(home, config, command))
+
+
+async def _holding(home: Home, config: Config, command: Callable[[Api], T]) -> T:
+    from refold.server.host import hold  # the servers' libraries take longer to load than most commands to run
+
+    async with hold(config, home) as host:
+        return await asyncio.to_thread(command, Api(host.url, home.token()))
+
+
+def database(home: Home, config: Config) -> Path | None:
+    """The store's file for a read without a holder, None if there is none yet."""
+    path = store_path(config, home)
+    if path.exists():
+        say(f"nobody holds {path}; reading it as it is")
+        return path
+    return None
+
+
+def say(text: str) -> None:
+    """Talks to the person: stderr."""
+    sys.stderr.write(text + "\n")
+
+
+def give(value: Json) -> None:
+    """Gives data: one line of JSON on stdout."""
+    sys.stdout.write(encode(value) + "\n")

@@ -1,0 +1,225 @@
+"""`refold run ls show resume`: Runs from the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from refold.canonical import decode_strict
+from refold.cli.doors import configured, database, give, holder, say, through
+from refold.client.api import Api
+from refold.errors import InvalidRequest, NotFound
+
+Json = Any
+
+EXIT: Final[Mapping[str, int]] = {"done": 0, "failed": 1, "cancelled": 1, "interrupted": 4}
+POLL_SECS: Final = 0.05
+
+Flag = Annotated[bool, Parameter(negative=())]
+
+
+def run(
+    blueprint: str,
+    *,
+    ctx: str | None = None,
+    detach: Flag = False,
+    store: str | None = None,
+    json: Flag = False,
+) -> int:
+    """Runs a Blueprint file, or a registered Blueprint, and waits for its result.
+
+    Parameters
+    ----------
+    blueprint
+        A file of Blueprint JSON, or the id of a registered Blueprint.
+    ctx
+        The initial ctx: JSON, or @FILE.
+    detach
+        Start it and come back at once; needs a server.
+    store
+        The store's file; default $REFOLD_HOME/store/refold.db.
+    json
+        One JSON object on stdout.
+    """
+    file = Path(blueprint)
+    reference = (
+        {"kind": "inline", "value": decode_strict(file.read_bytes())}
+        if file.suffix == ".json" or file.exists()
+        else {"kind": "id", "id": blueprint}
+    )
+    body = {"blueprint": reference, "init_ctx": _ctx(ctx), "detach": True}
+    home, config = configured(store, subprocess="any", bind="127.0.0.1:0")
+
+    def go(api: Api) -> int:
+        started = api.post("/v1/tasks", body)
+        if detach:
+            return _show_ids(started, as_json=json)
+        return _follow(api, started["run_id"], as_json=json)
+
+    if detach and holder(home, config) is None:
+        raise InvalidRequest("--detach needs a server that goes on with the Run; start `refold serve` first")
+    return through(home, config, go)
+
+
+def resume(run_id: str, *, no_wait: Flag = False, store: str | None = None, json: Flag = False) -> int:
+    """Resumes an interrupted Run under its own id and waits for its result.
+
+    Parameters
+    ----------
+    run_id
+        The Run.
+    no_wait
+        Come back as soon as it runs; needs a server.
+    store
+        The store's file; default $REFOLD_HOME/store/refold.db.
+    json
+        One JSON object on stdout.
+    """
+    home, config = configured(store, subprocess="any", bind="127.0.0.1:0")
+
+    def go(api: Api) -> int:
+        resumed = api.post(f"/v1/runs/{run_id}/resume")
+        say(f"resumed {run_id}: {resumed['replayed_steps']} finished steps are not run again")
+        return _show_ids(resumed, as_json=json) if no_wait else _follow(api, run_id, as_json=json)
+
+    return through(home, config, go)
+
+
+def ls(*, status: str | None = None, store: str | None = None, json: Flag = False) -> int:
+    """Lists Runs, newest first.
+
+    Parameters
+    ----------
+    status
+        Only Runs of this status.
+    store
+        The store's file; default $REFOLD_HOME/store/refold.db.
+    json
+        One JSON object on stdout.
+    """
+    home, config = configured(store)
+    api = holder(home, config)
+    query = f"?status={status}" if status else ""
+    listed = api.get(f"/v1/runs{query}") if api is not None else _peek_list(database(home, config), status)
+    if json:
+        give(listed)
+    else:
+        _table(("run", "status", "blueprint", "created"), [_line(each) for each in listed["items"]])
+    return 0
+
+
+def show(run_id: str, *, store: str | None = None, json: Flag = False) -> int:
+    """Shows a Run and its steps.
+
+    Parameters
+    ----------
+    run_id
+        The Run.
+    store
+        The store's file; default $REFOLD_HOME/store/refold.db.
+    json
+        One JSON object on stdout.
+    """
+    home, config = configured(store)
+    api = holder(home, config)
+    record = api.get(f"/v1/runs/{run_id}") if api is not None else _peek_run(database(home, config), run_id)
+    if json:
+        give(record)
+        return 0
+    say(f"{record['run_id']}  {record['status']}  activation {record['activation']}")
+    columns = ("step", "status", "attempt", "lane", "ms")
+    steps = record["step_entries"]
+    _table(columns, [[s["step_ref"], s["status"] or "-", s["attempt"], s["lane"], s["duration_ms"]] for s in steps])
+    return 0
+
+
+def _follow(api: Api, run_id: str, *, as_json: bool) -> int:
+    seen = -1
+    while (record := api.get(f"/v1/runs/{run_id}"))["status"] in ("running", "pending"):
+        ended = sum(step["ended_at"] is not None for step in record["step_entries"])
+        if sys.stderr.isatty() and ended != seen:
+            sys.stderr.write(f"\r{run_id}  {record['status']}  {ended} steps ended ")
+            sys.stderr.flush()
+        seen = ended
+        time.sleep(POLL_SECS)
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
+    code = EXIT[record["status"]]
+    if as_json:
+        give({"run_id": run_id, "task_id": record["task_id"], "status": record["status"], **_ending(record)})
+    else:
+        give(record["result_ref"])
+    if code:
+        say(f"{run_id} {record['status']}: {record['result_ref']}")
+    if record["status"] == "interrupted":
+        say(f"go on with: refold resume {run_id}")
+    return code
+
+
+def _ending(record: Json) -> Json:
+    return {"final_ctx" if record["status"] == "done" else "result_ref": record["result_ref"]}
+
+
+def _show_ids(ids: Json, *, as_json: bool) -> int:
+    if as_json:
+        give(ids)
+    else:
+        sys.stdout.write(ids["run_id"] + "\n")
+    return 0
+
+
+def _ctx(text: str | None) -> Json:
+    if text is None:
+        return {}
+    return decode_strict(Path(text[1:]).read_bytes() if text.startswith("@") else text)
+
+
+def _peek_list(database: Path | None, status: str | None) -> Json:
+    if database is None:
+        return {"items": [], "next_cursor": None}
+    from refold.records import RunRecord
+    from refold.server import shapes
+    from refold.store import SqliteStore
+
+    equals = {"status": status} if status else {}
+    rows = asyncio.run(SqliteStore.peek(database, lambda reader: reader.find(RunRecord, newest_first=True, **equals)))
+    return {"items": [shapes.run(row) for row in rows], "next_cursor": None}
+
+
+def _peek_run(database: Path | None, run_id: str) -> Json:
+    from refold.records import AttemptRow, parse_id
+    from refold.server import shapes
+    from refold.service.runs import find_run
+    from refold.store import Reader, SqliteStore
+
+    parse_id(run_id, "R")
+    if database is None:
+        raise NotFound(f"there is no run {run_id}", kind="run_not_found")
+
+    def read(reader: Reader) -> Json:
+        run = find_run(reader, run_id)
+        return shapes.run(run, reader.find(AttemptRow, run=run.n))
+
+    return asyncio.run(SqliteStore.peek(database, read))
+
+
+def _line(record: Json) -> list[str]:
+    blueprint = record["blueprint"] or {}
+    name = blueprint.get("id") or f"inline:{blueprint.get('version', '')[:8]}"
+    return [record["run_id"], record["status"], name, record["created_at"]]
+
+
+def _table(columns: tuple[str, ...], rows: list[list[Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*map(str, row))
+    Console().print(table)

@@ -1,0 +1,292 @@
+"""Activations: how a drive of a Run opens and closes, as functions of one transaction.
+
+An activation is a turn of the Run's Session: it opens with the Run becoming `running` and closes with it becoming
+anything else. Both happen here and nowhere else, so that status, Task, Session, log and queue move in one commit:
+
+* opening takes the Session (one activation at a time), raises the epoch and appends the record that opens the turn;
+* closing ends what the activation left open, appends the record that closes the turn, gives the Session back, and, for
+  the ends that say so, launches the next pending Run of the queue.
+
+Not here: whether it may happen (`flowir.lifecycle`), the steps in between (`driver`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from refold import view
+from refold.canonical import decode, encode
+from refold.errors import Fenced, SessionBusy, StoreDamaged
+from refold.flowir.lifecycle import TERMINAL, Verb, next_status
+from refold.records import (
+    AttemptRow,
+    AttemptStatus,
+    LogRecord,
+    RunRecord,
+    RunStatus,
+    SessionRecord,
+    TaskRecord,
+)
+from refold.store import Tx, append_log
+
+Json = Any
+
+LAUNCHES_NEXT: Final = frozenset({Verb.FINISH, Verb.FAIL, Verb.CANCEL})
+"""The ends after which the queue goes on by itself; after an interruption it is held until an operator's kick."""
+
+_QUIET: Final = frozenset({AttemptStatus.PASSED, AttemptStatus.SKIPPED})
+"""How an attempt ended that a closed workflow item does not list."""
+
+PREVIOUS_LEVELS: Final = 8
+"""How many turns back `$.previous.previous…` reaches: without a bound every turn would carry all turns before it."""
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """How an activation begins: the turn it is, the command that woke it, the text that came with it."""
+
+    turn_id: str
+    command_id: str
+    trigger: str
+    text: str | None = None
+    display: str | None = None
+
+
+def session_of(tx: Tx, run: RunRecord) -> SessionRecord:
+    """The Session row of `run`."""
+    session = tx.get(SessionRecord, run.session)
+    if session is None:
+        raise StoreDamaged(f"run {run.run_id} names session {run.session_id}, which is not stored", run_id=run.run_id)
+    return session
+
+
+def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: int) -> RunRecord:
+    """Opens the next activation of `run` and returns its record as it now stands.
+
+    Raises SessionBusy if another activation holds the Session, Conflict if the table has no such step.
+    """
+    status, session = next_status(run.status, verb), session_of(tx, run)
+    if session.active_run is not None:
+        holder = tx.get(RunRecord, session.active_run)
+        busy = holder.run_id if holder else None
+        raise SessionBusy(f"session {run.session_id} is busy with run {busy}; wait for it or cancel it", run_id=busy)
+    (row,) = append_log(tx, session.n, [_turn_record(tx, run, verb, opening, at)])
+    running = msgspec.structs.replace(
+        run,
+        status=status,
+        waiting_on=None,
+        epoch=run.epoch + 1,
+        activation=run.activation + 1,
+        turn_id=opening.turn_id,
+        opened=row.seq,
+        updated_at=at,
+        activated_at=at,
+        started_at=run.started_at if run.started_at is not None else at,
+        ended_at=None,
+    )
+    _write_run(tx, run, running)
+    tx.update(
+        SessionRecord,
+        (session.n,),
+        active_run=run.n,
+        active_turn=opening.turn_id,
+        held=False,
+        launched=session.launched + (verb is Verb.LAUNCH),
+    )
+    tx.update(TaskRecord, (run.task,), status=status, updated_at=at)
+    return running
+
+
+def close_activation(
+    tx: Tx, run: RunRecord, verb: Verb, *, at: int, result: Json, reason: str = ""
+) -> RunRecord | None:
+    """Closes the activation of `run` as it stands in the store; the next Run of the queue if that was launched.
+
+    `result` is the final ctx, or `{"error": text}`; `reason` says briefly why there is no final ctx. Raises Fenced if
+    the Run is no longer in that activation.
+    """
+    now = tx.get(RunRecord, run.n)
+    if now is None or (now.status, now.epoch) != (RunStatus.RUNNING, run.epoch):
+        raise Fenced(f"run {run.run_id} is no longer in activation {run.activation}", run_id=run.run_id)
+    status = next_status(now.status, verb)
+    session = session_of(tx, now)
+    records, children = _end_attempts(tx, now, at)
+    append_log(tx, session.n, [*records, _closing(tx, now, status, result, reason, children, at)])
+    closed = msgspec.structs.replace(
+        now,
+        status=status,
+        waiting_on=None,
+        result_json=encode(result),
+        updated_at=at,
+        ended_at=at if status in TERMINAL else None,
+    )
+    _write_run(tx, now, closed)
+    tx.update(TaskRecord, (now.task,), status=status, updated_at=at)
+    tx.update(
+        SessionRecord,
+        (session.n,),
+        active_run=None,
+        active_turn=None,
+        held=verb not in LAUNCHES_NEXT,
+        turns=session.turns + 1,
+    )
+    return launch_next(tx, session.n, at) if verb in LAUNCHES_NEXT else None
+
+
+def cancel_idle(tx: Tx, run: RunRecord, at: int) -> None:
+    """Cancels a Run that has no activation: a pending one leaves the queue, an interrupted one will not be resumed.
+
+    Raises Conflict for one that is done or failed.
+    """
+    status = next_status(run.status, Verb.CANCEL)
+    if run.status == RunStatus.PENDING and snapshot(run)["kick"].get("text") is not None:
+        unqueued = view.turn_unqueued(at, run=run.n, turn_id=run.turn_id, command=run.turn_id)
+        append_log(tx, run.session, [unqueued])
+    result = encode({"error": "cancelled"})
+    _write_run(
+        tx,
+        run,
+        msgspec.structs.replace(run, status=status, waiting_on=None, result_json=result, updated_at=at, ended_at=at),
+    )
+    tx.update(TaskRecord, (run.task,), status=status, updated_at=at)
+
+
+def launch_next(tx: Tx, session_n: int, at: int) -> RunRecord | None:
+    """Launches the oldest pending Run of a Session that is idle, completing its snapshot; None if there is none."""
+    for run in tx.find(RunRecord, session=session_n, status=RunStatus.PENDING, limit=1):
+        return open_activation(tx, _completed(tx, run), Verb.LAUNCH, _queued_opening(run), at)
+    return None
+
+
+def blueprint_name(run: RunRecord) -> str:
+    """The Blueprint of the Run's snapshot as people see it: `id`, or `inline:<version>` where it has none."""
+    blueprint = snapshot(run)["blueprint"]
+    return blueprint["id"] if blueprint.get("id") else f"inline:{blueprint['version']}"
+
+
+def snapshot(run: RunRecord) -> dict[str, Json]:
+    """The launch snapshot of a Run that has one."""
+    assert run.input_json is not None, "callers have asked lifecycle first"
+    return decode(run.input_json)
+
+
+def answer_text(ctx: Json) -> str:
+    """The final answer that people see: `$.output` as text, else as JSON, else the ctx as JSON (design §7)."""
+    said = ctx.get("output", ctx) if isinstance(ctx, Mapping) else ctx
+    return said if isinstance(said, str) else encode(said)
+
+
+def _turn_record(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: int) -> LogRecord:
+    members = {
+        "run": run.n,
+        "turn_id": opening.turn_id,
+        "command": opening.command_id,
+        "run_id": run.run_id,
+        "blueprint": blueprint_name(run),
+        "trigger": opening.trigger,
+        "resume_from": run.run_id if verb is not Verb.LAUNCH else None,
+    }
+    if opening.text is None:
+        return view.turn_woken(at, **members)
+    return view.turn_opened(at, text=_stowed(tx, opening.text), display=opening.display, **members)
+
+
+def _stowed(tx: Tx, text: str) -> view.Payload:
+    """The payload of `text`; what is too long to stand in a record is stored beside it, in the same commit."""
+    payload, value = view.stow(text, view.PLAIN_TEXT)
+    if value is not None:
+        tx.put(value)
+    return payload
+
+
+def _queued_opening(run: RunRecord) -> Opening:
+    kick = snapshot(run)["kick"]
+    return Opening(
+        turn_id=kick["turn_id"],
+        command_id=kick["command_id"],
+        trigger=kick["trigger"],
+        text=kick.get("text"),
+        display=kick.get("display"),
+    )
+
+
+def _completed(tx: Tx, run: RunRecord) -> RunRecord:
+    """Fills in what only the moment of launch knows: the number of the turn and the ctx that the last done Run left."""
+    launch = snapshot(run)
+    if launch["kick"].get("text") is None:
+        return run
+    session = session_of(tx, run)
+    launch["init_ctx"] |= {"turn": session.launched + 1, "previous": _previous_ctx(tx, session.n)}
+    return msgspec.structs.replace(run, input_json=encode(launch))
+
+
+def _previous_ctx(tx: Tx, session_n: int) -> Json:
+    for run in tx.find(RunRecord, session=session_n, status=RunStatus.DONE, newest_first=True, limit=1):
+        return _bounded(decode(run.result_json or "null"), PREVIOUS_LEVELS)
+    return None
+
+
+def _bounded(ctx: Json, levels: int) -> Json:
+    if not isinstance(ctx, dict) or "previous" not in ctx:
+        return ctx
+    return ctx | {"previous": _bounded(ctx["previous"], levels - 1) if levels else None}
+
+
+def _end_attempts(tx: Tx, run: RunRecord, at: int) -> tuple[list[LogRecord], list[Json]]:
+    """Ends what the activation left running: its items close as cancelled, its attempts keep no status.
+
+    An attempt without a status is ambiguous: nobody knows how far its side effects got. With the records, the children
+    that the closed workflow item lists: what was still open, and what failed.
+    """
+    records, children = [], []
+    for attempt in tx.find(AttemptRow, run=run.n, epoch=run.epoch):
+        if attempt.ended_at is None:
+            tx.update(AttemptRow, (run.n, attempt.ordinal), ended_at=at)
+            records.append(
+                view.step_completed(
+                    at,
+                    run=run.n,
+                    turn_id=run.turn_id,
+                    step_id=attempt.step_id,
+                    origin=attempt.opened,
+                    outcome=AttemptStatus.CANCELLED,
+                    ms=max(0, at - attempt.started_at),
+                )
+            )
+        if attempt.status not in _QUIET:
+            shown = view.ITEM_STATUS[AttemptStatus(attempt.status or AttemptStatus.CANCELLED)]
+            children.append(view.child(attempt.step_id, ref=attempt.step_ref, attempt=attempt.attempt, status=shown))
+    return records, children
+
+
+def _closing(
+    tx: Tx, run: RunRecord, status: RunStatus, result: Json, reason: str, children: list[Json], at: int
+) -> LogRecord:
+    members = {
+        "run": run.n,
+        "turn_id": run.turn_id,
+        "origin": run.opened,
+        "ms": max(0, at - run.activated_at),
+        "children": children,
+    }
+    if status is RunStatus.DONE:
+        return view.turn_completed(at, answer=_stowed(tx, answer_text(result)), **members)
+    return view.turn_ended(
+        at,
+        terminal="failed" if status is RunStatus.FAILED else "cancelled",
+        reason=reason,
+        message=result["error"],
+        **members,
+    )
+
+
+def _write_run(tx: Tx, before: RunRecord, after: RunRecord) -> None:
+    changes = {
+        name: getattr(after, name)
+        for name in RunRecord.__struct_fields__
+        if getattr(after, name) != getattr(before, name)
+    }
+    if not tx.update(RunRecord, (before.n,), where={"status": before.status, "epoch": before.epoch}, **changes):
+        raise Fenced(f"run {before.run_id} changed meanwhile", run_id=before.run_id)

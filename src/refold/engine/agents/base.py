@@ -1,0 +1,118 @@
+"""What an agent is to the engine: it is given an `Assignment` and answers with a `Report`.
+
+Laws:
+- An agent's fault is an outcome (`Blocked`, `Failed`), never an exception. What is raised is a bug of refold.
+- Cancelling the asyncio.Task that performs stops the work before the cancellation completes.
+- What a `Report` holds is JSON that every store and frame can carry (`agents.output`).
+
+Not here: which agents there are (`agents/__init__.py`), retries, time limits and capacity (`engine.driver`), what an
+outcome means to the flow (`flowir.machine`).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from refold.flowir import Failed, Outcome
+from refold.records import Json, Lane
+
+INHERITED: Final = frozenset(
+    {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "TERM", "VIRTUAL_ENV"}
+)
+"""What agents inherit of the server's environment, beside `LC_*`."""
+
+
+class Definition(Protocol):
+    """What performing needs to know of an agent's definition; `flowir.AgentDef` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def spec(self) -> Mapping[str, Json]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One attempt of one step, as its agent gets it.
+
+    `idempotency_key` is the same for every attempt, resume and takeover of a step; `epoch` is the fencing token beside
+    it. `ctx` is the dispatch Ctx. `emit` takes pieces of text while the agent speaks, if anybody listens.
+    """
+
+    run_id: str
+    step_id: str
+    step_ref: str
+    attempt: int
+    """Counts from 1."""
+    occurrence: int
+    lane: Lane
+    epoch: int
+    idempotency_key: str
+    directive: Json
+    agent: Definition
+    ctx: dict[str, Json]
+    emit: Callable[[str], Awaitable[None]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How an attempt ended. `mended` tells that bad bytes or lone surrogates became U+FFFD: the item is marked."""
+
+    outcome: Outcome
+    mended: bool = False
+
+
+class Agent(Protocol):
+    """Does the work of one agent definition. One object serves all its attempts, also at the same time."""
+
+    async def perform(self, work: Assignment) -> Report:
+        """Does `work` and reports its outcome."""
+        ...
+
+
+class Groups(Protocol):
+    """Who is told of process groups that must not outlive the server: `engine.reaper.Reaper`."""
+
+    @property
+    def server_id(self) -> str: ...
+    def register(self, pgid: int) -> None: ...
+    def unregister(self, pgid: int) -> None: ...
+
+
+def allowed(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of the server's environment that its agents inherit; its tokens and keys are not in it."""
+    return {name: value for name, value in environ.items() if name in INHERITED or name.startswith("LC_")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What the server lends its agents."""
+
+    reaper: Groups
+    app: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    """The functions of the loaded app modules by their names, `module:function`."""
+    environment: Mapping[str, str] = field(default_factory=lambda: allowed(os.environ))
+    output_bytes: int = 64 * 1024 * 1024
+    """An output that is larger fails the step."""
+    tail_bytes: int = 8 * 1024
+    """How much of stdout and stderr a refusal shows."""
+    grace_secs: float = 0.5
+    """Between SIGTERM and SIGKILL when work is cancelled."""
+    drain_secs: float = 0.5
+    """How long what an agent left behind may still write after it exited."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """The agent of a definition that cannot be performed here: it fails every attempt and says why."""
+
+    reason: str
+
+    async def perform(self, work: Assignment) -> Report:
+        """Fails with the reason."""
+        return Report(Failed(self.reason))

@@ -1,0 +1,128 @@
+"""What keeps drivers: one asyncio task per activation, outliving every request, caught when it falls.
+
+A driver ends in one of four ways, and each leaves a durable mark: a result (the Run is closed as done or failed), a
+fence (somebody else closed it: a cancel, an interrupt), a stop of ours (the caller closes it), or an exception. The
+last one interrupts the Run at once, so that no Run stays `running` without a driver (R16); the stale sweep is only the
+net below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from refold.engine.activation import close_activation, snapshot
+from refold.engine.agents import Tools
+from refold.engine.clock import Clock
+from refold.engine.driver import Driver
+from refold.errors import Fenced, StoreError
+from refold.flowir import Done, ReplayCursor, parse_blueprint
+from refold.flowir.lifecycle import Verb
+from refold.records import AttemptRow, DecisionRow, ReplayRow, RunRecord
+from refold.store import Reader, Store, Tx, verify_replay
+
+log = structlog.get_logger("refold.engine")
+
+
+class Supervisor:
+    """Starts, stops and awaits drivers. `drive` after the commit that made the Run running, never before."""
+
+    def __init__(self, store: Store, clock: Clock, tools: Tools) -> None:
+        self._store = store
+        self._clock = clock
+        self._tools = tools
+        self._drivers: dict[int, asyncio.Task[None]] = {}
+        self._waiters: dict[int, list[asyncio.Future[None]]] = {}
+
+    def drive(self, run: RunRecord) -> None:
+        """Starts the driver of an activation that is committed as running."""
+        task = asyncio.create_task(self._supervise(run), name=f"driver {run.run_id}")
+        self._drivers[run.n] = task
+
+    def is_driving(self, run_n: int) -> bool:
+        """Whether a driver of this process carries the Run."""
+        return run_n in self._drivers
+
+    async def stop(self, run_n: int) -> None:
+        """Stops the work of a Run and returns when it is gone. Its status is the caller's to write, before."""
+        task = self._drivers.get(run_n)
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def stop_all(self) -> None:
+        """Stops every driver."""
+        await asyncio.gather(*(self.stop(run_n) for run_n in list(self._drivers)))
+
+    def settled(self, run_n: int) -> asyncio.Future[None]:
+        """A future that is done at the next `announce` of this Run. Take it first, then read how the Run stands."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.setdefault(run_n, []).append(future)
+        return future
+
+    def announce(self, run_n: int) -> None:
+        """Says that the Run's activation is closed, or that it will never have one."""
+        for future in self._waiters.pop(run_n, []):
+            if not future.done():
+                future.set_result(None)
+
+    async def _supervise(self, run: RunRecord) -> None:
+        try:
+            after = await self._carry(run)
+        except Fenced as fence:
+            log.info("driver_fenced", run_id=run.run_id, reason=fence.message)
+            after = None
+        except Exception as error:  # noqa: BLE001 - the outermost frame of a driver: nothing above could handle it
+            after = await self._interrupt(run, error)
+        finally:
+            if self._drivers.get(run.n) is asyncio.current_task():  # a resume may have started the next one already
+                del self._drivers[run.n]
+            self.announce(run.n)
+        if after is not None:
+            self.drive(after)
+
+    async def _carry(self, run: RunRecord) -> RunRecord | None:
+        driver = await self._prepare(run)
+        result = await driver.drive()
+        verb, value = (Verb.FINISH, result.ctx) if isinstance(result, Done) else (Verb.FAIL, {"error": result.text})
+        at = self._clock.now_ms()
+        return await self._store.write(lambda tx: close_activation(tx, run, verb, at=at, result=value))
+
+    async def _prepare(self, run: RunRecord) -> Driver:
+        launch = snapshot(run)
+        rows, decisions, attempts = await self._store.read(lambda reader: load_replay(reader, run))
+        return Driver(
+            run,
+            parse_blueprint(launch["blueprint"]["value"]),
+            launch["init_ctx"],
+            ReplayCursor(rows, decisions),
+            attempts,
+            store=self._store,
+            clock=self._clock,
+            tools=self._tools,
+        )
+
+    async def _interrupt(self, run: RunRecord, error: Exception) -> None:
+        log.error("driver_fell", run_id=run.run_id, error=repr(error), exc_info=error)
+        at = self._clock.now_ms()
+        result = {"error": f"the driver of this run ended without a result: {error}"}
+
+        def close(tx: Tx) -> None:
+            close_activation(tx, run, Verb.INTERRUPT, at=at, result=result, reason="driver fell")
+
+        try:
+            await self._store.write(close)
+        except (Fenced, StoreError) as second:
+            # The store itself is gone, or the Run is no longer ours: boot recovery and the sweep find what is left.
+            log.error("driver_interrupt_not_written", run_id=run.run_id, error=repr(second))
+
+
+def load_replay(reader: Reader, run: RunRecord) -> tuple[list[ReplayRow], list[DecisionRow], list[AttemptRow]]:
+    """The replay log of a Run, checked against its chain, and its attempts; raises StoreDamaged."""
+    if run.epoch == 1:
+        return [], [], []  # a first activation has nothing to replay: one read less for every launch
+    rows = sorted(reader.find(ReplayRow, run=run.n), key=lambda row: row.ordinal)
+    decisions = reader.find(DecisionRow, run=run.n)
+    verify_replay(run, rows, decisions)
+    return rows, decisions, reader.find(AttemptRow, run=run.n)

@@ -1,0 +1,168 @@
+"""What each node does: generators over a fiber, which ask for what they cannot do themselves.
+
+A *fiber* is one sequential strand of the flow with a ctx of its own: the root, or a lane of a fan-out. A node's
+generator changes `fiber.ctx` and yields requests: `Ask` is sent an answer, `Fork` what the join makes of the lanes, and
+either may have an error thrown in instead; `PAUSE` is sent nothing, but there is another slice. Errors of the flow are
+`FlowError`; every other exception is a bug and passes through.
+
+Not here: who runs when, tickets, keys (`machine`), what a join makes of its lanes (`fanout`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, Final
+
+from refold.canonical import encode, type_name
+from refold.errors import FlowError, InvalidJson
+from refold.flowir import path
+from refold.flowir.expr import evaluate, truthy
+from refold.flowir.ir import Assign, Branch, Expr, Fanout, Loop, Node, Path, PathKeys, Seq, Step, Try
+
+Json = Any
+Steps = Generator[Any, Json, None]
+"""A node under way: yields requests, is sent answers."""
+
+
+class Meter:
+    """How many transitions are left before control goes back to the driver. Shared by all fibers of a machine."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = 0
+
+
+class Fiber:
+    """The part of a strand that nodes see: its ctx, and the meter that its transitions count on."""
+
+    __slots__ = ("ctx", "meter")
+
+    def __init__(self, ctx: Json, meter: Meter) -> None:
+        self.ctx = ctx
+        self.meter = meter
+
+
+class Ask:
+    """Request: the answer of agent `ref` to `given`, the value of the step's `in`."""
+
+    __slots__ = ("given", "ref")
+
+    def __init__(self, ref: str, given: Json) -> None:
+        self.ref = ref
+        self.given = given
+
+
+class Fork:
+    """Request: one lane per item, and what the join makes of them."""
+
+    __slots__ = ("bind", "items", "node")
+
+    def __init__(self, node: Fanout, bind: PathKeys, items: list[Json]) -> None:
+        self.node = node
+        self.bind = bind
+        self.items = items
+
+
+class Pause:
+    """Request: another slice; this one is used up."""
+
+    __slots__ = ()
+
+
+PAUSE: Final = Pause()
+
+
+def walk(node: Node, fiber: Fiber) -> Steps:
+    """Runs a node. Every node that is entered is one transition: also a loop of nothing ends at the meter."""
+    meter = fiber.meter
+    while meter.left <= 0:
+        yield PAUSE
+    meter.left -= 1
+    yield from _NODES[type(node)](node, fiber)
+
+
+def walk_lane(fork: Fork, item: Json, fiber: Fiber) -> Steps:
+    """Runs the body of a fan-out for one item. A `bind` that cannot be written refuses in the lane, like its body."""
+    fiber.ctx = path.write(fiber.ctx, fork.bind, item)
+    yield from walk(fork.node.body, fiber)
+
+
+def _step(node: Step, fiber: Fiber) -> Steps:
+    out = _target(node.out)  # before the dispatch: an answer that has nowhere to go is not paid for
+    answer = yield Ask(node.ref, evaluate(node.input, fiber.ctx))
+    fiber.ctx = path.write(fiber.ctx, out, answer)
+
+
+def _seq(node: Seq, fiber: Fiber) -> Steps:
+    for child in node.children:
+        yield from walk(child, fiber)
+
+
+def _branch(node: Branch, fiber: Fiber) -> Steps:
+    cond = evaluate(node.cond, fiber.ctx)
+    if type(cond) is not bool:
+        raise FlowError(f"branch cond must be boolean, got: {_shown(cond)}")
+    yield from walk(node.then if cond else node.otherwise, fiber)
+
+
+def _loop(node: Loop, fiber: Fiber) -> Steps:
+    counter = _target(node.counter)
+    turns = 0
+    fiber.ctx = path.write(fiber.ctx, counter, turns)
+    while turns < node.max and truthy(evaluate(node.cond, fiber.ctx)):
+        yield from walk(node.body, fiber)
+        turns += 1
+        fiber.ctx = path.write(fiber.ctx, counter, turns)
+
+
+def _fanout(node: Fanout, fiber: Fiber) -> Steps:
+    out, bind = _target(node.out), _target(node.bind)
+    items = evaluate(node.items, fiber.ctx)
+    if type(items) is not list:
+        raise FlowError(f"type error in 'fanout.items': expected an array, got {type_name(items)}")
+    joined = yield Fork(node, bind, items)
+    fiber.ctx = path.write(fiber.ctx, out, joined)
+
+
+def _try(node: Try, fiber: Fiber) -> Steps:
+    before = fiber.ctx
+    try:
+        yield from walk(node.body, fiber)
+    except FlowError as error:
+        text = error.message
+    else:
+        return
+    fiber.ctx = before if node.err_at is None else path.write(before, _target(node.err_at), text)
+    yield from walk(node.catch, fiber)
+
+
+def _assign(node: Assign, fiber: Fiber) -> Steps:
+    at = _target(node.at)
+    fiber.ctx = path.write(fiber.ctx, at, evaluate(node.value, fiber.ctx))
+    return
+    yield  # makes this a generator like the others
+
+
+_NODES: Final[Mapping[type, Callable[[Any, Fiber], Steps]]] = {
+    Step: _step,
+    Seq: _seq,
+    Branch: _branch,
+    Loop: _loop,
+    Fanout: _fanout,
+    Try: _try,
+    Assign: _assign,
+}
+
+
+def _target(expr: Expr) -> PathKeys:
+    if type(expr) is not Path:
+        raise FlowError("invalid path syntax: expected Path expr for write target")
+    return expr.at
+
+
+def _shown(value: Json) -> str:
+    try:
+        return encode(value)
+    except InvalidJson:  # a loop of `$.a = $` nests a ctx deeper than any text of it can be
+        return f"a value that cannot be written ({type_name(value)})"

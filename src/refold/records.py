@@ -1,0 +1,351 @@
+"""What is written to disk: ids, statuses, records, rows and log records, and the chains that seal them.
+
+*Records* (`TaskRecord`, `SessionRecord`, `RunRecord`, …) describe how things stand and may change. *Rows* of the replay
+log and of the Session log are appended and never changed (design law 7). Times are integers, milliseconds since the
+epoch, UTC. Members that end in `_json` hold compact JSON text. `n` is a record's integer key inside one store; it never
+leaves the store, the text ids do.
+
+A log record is refold's own compact form of one durable event: never a wire frame, never a cursor. `view.record`
+renders it into frames; how many is fixed by its type (`FRAMES`), so that a position `(seq, k)` is stable for ever.
+
+Not here: JSON itself (`canonical`), who may change what (`flowir.lifecycle`), SQL (`store`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from refold.canonical import encode
+from refold.errors import InvalidId
+
+Json = Any
+Lane = tuple[tuple[int, int], ...]
+"""Where a step runs: `((fork, index), …)`, outermost fan-out first; empty outside fan-outs."""
+
+ID_PATTERN: Final = re.compile(r"(T|R|ST|O)-[0-9a-f]{16,32}")
+UUID7_PATTERN: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+AGENT_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
+INLINE_BYTES: Final = 8 * 1024
+"""A value whose text is longer lives once in the content-addressed table; rows hold its digest and a prefix."""
+
+
+def genesis(owner_id: str) -> bytes:
+    """The chain value before the first row of the Run or Session `owner_id`: rows of another one never fit."""
+    return hashlib.sha256(owner_id.encode()).digest()
+
+
+def parse_id(text: str, prefix: str) -> str:
+    """Returns `text` if it is an id with `prefix` (`T`, `R`, `ST`, `O`); raises InvalidId otherwise."""
+    if not ID_PATTERN.fullmatch(text) or not text.startswith(prefix + "-"):
+        raise InvalidId(f"invalid id {text[:80]!r}: expected {prefix}- and 16 to 32 hex digits", id=text[:80])
+    return text
+
+
+def parse_uuid7(text: str, noun: str) -> str:
+    """Returns `text` if it is a UUIDv7 in its canonical spelling (RFC 9562); raises InvalidId otherwise."""
+    if not UUID7_PATTERN.fullmatch(text):
+        raise InvalidId(f"invalid {noun} {text[:80]!r}: expected a lower-case UUIDv7", id=text[:80])
+    return text
+
+
+class RunStatus(StrEnum):
+    """How a Run stands. `flowir.lifecycle` holds the only table of what follows what."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+    CANCELLED = "cancelled"
+
+
+class AttemptStatus(StrEnum):
+    """How an attempt ended. An attempt without a status was cut off by a crash, or runs at this moment."""
+
+    PASSED = "passed"
+    BLOCKED = "blocked"
+    SKIPPED = "skipped"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+
+class LogType(StrEnum):
+    """The types of log records. A type's number of frames (`FRAMES`) never changes once released."""
+
+    SESSION_CREATED = "session.created"
+    SESSION_RESUMED = "session.resumed"
+    MODEL_CHANGED = "model.changed"
+    TURN_OPENED = "turn.opened"
+    TURN_WOKEN = "turn.woken"
+    TURN_COMPLETED = "turn.completed"
+    TURN_ENDED = "turn.ended"
+    TURN_REFUSED = "turn.refused"
+    TURN_UNQUEUED = "turn.unqueued"
+    STEP_DISPATCHED = "step.dispatched"
+    STEP_COMPLETED = "step.completed"
+
+
+FRAMES: Final[Mapping[str, int]] = {
+    LogType.SESSION_CREATED: 2,  # modelChanged, approvalModeChanged
+    LogType.SESSION_RESUMED: 0,  # the durable marker of a cold load; not an event of the view
+    LogType.MODEL_CHANGED: 1,
+    LogType.TURN_OPENED: 3,  # turn/started, userMessage, workflow opened
+    LogType.TURN_WOKEN: 2,  # as above without input: turn/started, workflow opened
+    LogType.TURN_COMPLETED: 3,  # workflow closed, agentMessage, turn/completed
+    LogType.TURN_ENDED: 2,  # failed or cancelled: workflow closed, turn/completed
+    LogType.TURN_REFUSED: 1,  # a queued turn that could not launch: turn/completed failed
+    LogType.TURN_UNQUEUED: 1,
+    LogType.STEP_DISPATCHED: 1,  # toolCall opened
+    LogType.STEP_COMPLETED: 1,  # toolCall closed
+}
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of everything that is stored. Two are equal if all members are."""
+
+
+class BlueprintRecord(Row, frozen=True, kw_only=True):
+    """One version of a registered Blueprint. The newest row of a `blueprint_id` is its head."""
+
+    n: int = 0
+    blueprint_id: str
+    version: str
+    body_json: str
+    created_at: int
+
+
+class TaskRecord(Row, frozen=True, kw_only=True):
+    """One work item: goal, Blueprint reference and input ctx. Kicked any number of times; owns one Session."""
+
+    n: int = 0
+    task_id: str
+    session_id: str
+    goal: str
+    blueprint_json: str
+    init_ctx_json: str
+    labels_json: str
+    status: str
+    created_at: int
+    updated_at: int
+
+
+class SessionRecord(Row, frozen=True, kw_only=True):
+    """The head of one Session log. `seq` and `chain` are those of its last row (0 and `genesis` when it is empty).
+
+    `active_run` is the Run whose activation holds the Session: at most one at a time (design §5). `launched` counts the
+    Runs that were ever launched in it, `turns` the turns that ended.
+    """
+
+    n: int = 0
+    session_id: str
+    task: int
+    seq: int
+    chain: bytes
+    active_run: int | None
+    active_turn: str | None
+    held: bool
+    """True while the queue waits for an operator's kick (after boot, sweep or shutdown)."""
+    launched: int
+    turns: int
+    model_id: str
+    workspace_root: str | None
+    name: str | None
+    created_at: int
+    updated_at: int
+
+
+class RunRecord(Row, frozen=True, kw_only=True):
+    """One kick of a Task; keeps its id over resumes and reruns.
+
+    `epoch` is the fencing token: +1 per activation. `generation` is +1 per rerun-from. `rows` and `chain` seal the
+    replay log: how many rows (passes and decisions) it has and the hash of the last one.
+    """
+
+    n: int = 0
+    run_id: str
+    task: int
+    task_id: str
+    session: int
+    session_id: str
+    status: str
+    waiting_on: str | None
+    epoch: int
+    generation: int
+    activation: int
+    turn_id: str | None
+    opened: int
+    """The Session seq of the record that opened the present turn; 0 while pending."""
+    input_json: str | None
+    """The launch snapshot, with the resolved Blueprint body: what a resume needs, whatever was edited since."""
+    result_json: str | None
+    rows: int
+    chain: bytes
+    labels_json: str
+    created_at: int
+    updated_at: int
+    started_at: int | None
+    """When the Run was launched; None while it is pending."""
+    activated_at: int
+    """When its present activation opened; 0 while pending."""
+    ended_at: int | None
+
+
+class AttemptRow(Row, frozen=True, kw_only=True):
+    """One try of one dispatch. Written before the dispatch, in the commit that grants its slot (law 2)."""
+
+    run: int
+    ordinal: int
+    generation: int
+    epoch: int
+    step_id: str
+    step_ref: str
+    input_hash: str
+    occurrence: int
+    attempt: int
+    lane_json: str
+    opened: int
+    """The Session seq of its `step.dispatched` record. The store fills it in at commit."""
+    started_at: int
+    status: str | None
+    ended_at: int | None
+
+
+class ReplayRow(Row, frozen=True, kw_only=True):
+    """One passed step. Only Pass outcomes are logged (law 5): a logged refusal would poison every later replay."""
+
+    run: int
+    ordinal: int
+    generation: int
+    epoch: int
+    step_ref: str
+    input_hash: str
+    occurrence: int
+    lane_json: str
+    ctx_snapshot_json: str
+    step_output_json: str
+    created_at: int
+    hash: bytes = b""
+
+
+class DecisionRow(Row, frozen=True, kw_only=True):
+    """Which lane won an `any` or `race`. It retires the rows of the losing lanes by naming the winner."""
+
+    run: int
+    ordinal: int
+    generation: int
+    epoch: int
+    lane_json: str
+    fork: int
+    winner: int
+    created_at: int
+    hash: bytes = b""
+
+
+class CommandRow(Row, frozen=True, kw_only=True):
+    """What a command id was answered, for ever (law 9). `digest` is of the canonical {verb, params}."""
+
+    command_id: str
+    digest: str
+    answer_json: str
+    created_at: int
+
+
+class ValueRow(Row, frozen=True, kw_only=True):
+    """A text too long to stand in a row; `digest` is its hex SHA-256."""
+
+    digest: str
+    body: str
+
+
+class MetaRow(Row, frozen=True, kw_only=True):
+    """A fact about the store itself, such as its MAC key."""
+
+    key: str
+    value: bytes
+
+
+class LogRecord(Row, frozen=True, kw_only=True):
+    """A log record before it has a place: `Tx.append` and `Store.commit` give it its seq and its hash.
+
+    `origin` is the seq of the record that opened the item or turn which this one closes, None if it opens one or
+    stands alone. `turn_id` and `item_id` are None where the type has none.
+    """
+
+    type: str
+    at: int
+    body: dict[str, Json]
+    run: int | None = None
+    turn_id: str | None = None
+    item_id: str | None = None
+    revision: int = 1
+    origin: int | None = None
+
+
+class LogRow(Row, frozen=True, kw_only=True):
+    """A log record in its place. Each row extends the Session's hash chain; insert order is commit order."""
+
+    session: int
+    seq: int
+    type: str
+    at: int
+    run: int | None
+    turn_id: str | None
+    item_id: str | None
+    revision: int
+    origin: int | None
+    body_json: str
+    hash: bytes
+
+    @property
+    def frames(self) -> int:
+        """How many frames this row renders to."""
+        return FRAMES[self.type]
+
+
+Sealed = TypeVar("Sealed", ReplayRow, DecisionRow)
+
+
+def _link(chain: bytes, members: list[Json]) -> bytes:
+    return hashlib.sha256(chain + encode(members).encode("utf-8", "surrogatepass")).digest()
+
+
+def seal(chain: bytes, row: Sealed) -> Sealed:
+    """Returns `row` with its hash, which covers every member and the `chain` before it (law 10)."""
+    return msgspec.structs.replace(row, hash=replay_hash(chain, row))
+
+
+def replay_hash(chain: bytes, row: ReplayRow | DecisionRow) -> bytes:
+    """The hash that `row` must carry after `chain`. A flipped bit in any member, or a missing row, changes it."""
+    members = [getattr(row, name) for name in row.__struct_fields__ if name not in ("hash", "run")]
+    return _link(chain, [type(row).__name__, *members])
+
+
+def seal_log(session: int, seq: int, chain: bytes, record: LogRecord) -> LogRow:
+    """Gives `record` its place at `seq`, after the row whose hash is `chain`."""
+    body = encode(record.body)
+    row = LogRow(
+        session=session,
+        seq=seq,
+        type=record.type,
+        at=record.at,
+        run=record.run,
+        turn_id=record.turn_id,
+        item_id=record.item_id,
+        revision=record.revision,
+        origin=record.origin,
+        body_json=body,
+        hash=b"",
+    )
+    return msgspec.structs.replace(row, hash=log_hash(chain, row))
+
+
+def log_hash(chain: bytes, row: LogRow) -> bytes:
+    """The hash that `row` must carry after `chain`. The integer keys are left out: a copied store keeps its chains."""
+    return _link(chain, [row.seq, row.type, row.at, row.turn_id, row.item_id, row.revision, row.origin, row.body_json])

@@ -1,0 +1,1 @@
+"""The doors onto the services: HTTP, WebSocket and stdio, and who holds them open."""

@@ -1,0 +1,130 @@
+"""Configuration: flag > environment > file > default, and the home folder with its token and server.json.
+
+The file is `$REFOLD_HOME/config.toml`. An unknown key is a start-up error that names it: a mistyped limit that is
+silently ignored is no limit. The environment names a key as `REFOLD_<KEY>`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import secrets
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from refold.canonical import decode_strict, encode
+from refold.errors import ConfigInvalid, InvalidJson
+from refold.service.app import Settings
+from refold.service.blueprints import SubprocessMode
+
+TOKEN_BYTES: Final = 32
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every key. `replay_store_path` is the published name of `store`."""
+
+    bind: str = "127.0.0.1:7777"
+    store: str | None = None
+    replay_store_path: str | None = None
+    ephemeral: bool = False
+    subprocess: SubprocessMode = "declared"
+    default_blueprint: str | None = None
+    history_budget_bytes: int = 4 * 1024 * 1024
+    app: list[str] = []
+
+
+class Home:
+    """`$REFOLD_HOME` (default `~/.refold`): folders 0700, files 0600, made when first needed."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or Path(os.environ.get("REFOLD_HOME") or Path.home() / ".refold")
+
+    def make(self) -> None:
+        """Makes the folder."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def token(self) -> str:
+        """The token that opens this home's doors; minted once."""
+        self.make()
+        file = self.path / "token"
+        try:
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return file.read_text().strip()
+        with os.fdopen(descriptor, "w") as out:
+            out.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
+        return file.read_text().strip()
+
+    @property
+    def server_file(self) -> Path:
+        """Where the holder says how to reach it."""
+        return self.path / "server.json"
+
+    def server(self) -> dict[str, Any]:
+        """What server.json says; empty if there is none. It may be stale: the store's lock decides."""
+        try:
+            said = decode_strict(self.server_file.read_bytes())
+        except (FileNotFoundError, InvalidJson):
+            return {}
+        return said if isinstance(said, dict) else {}
+
+    def announce(self, server: Mapping[str, Any]) -> None:
+        """Writes server.json whole or not at all: a reader never sees half of it."""
+        draft = self.server_file.with_suffix(f".{os.getpid()}")
+        draft.touch(mode=0o600)
+        draft.write_text(encode(dict(server)) + "\n")
+        draft.replace(self.server_file)
+
+    def retract(self) -> None:
+        """Removes server.json if it is ours."""
+        if self.server().get("pid") == os.getpid():
+            self.server_file.unlink(missing_ok=True)
+
+
+def load(home: Home, flags: Mapping[str, Any] | None = None) -> Config:
+    """The configuration of `home` under `flags` (None members are not given). Raises ConfigInvalid."""
+    given: dict[str, Any] = {}
+    file = home.path / "config.toml"
+    if file.exists():
+        try:
+            given |= tomllib.loads(file.read_text())
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigInvalid(f"{file} is not TOML: {error}") from None
+    environment = {name: os.environ.get(f"REFOLD_{name.upper()}") for name in ("bind", "store", "subprocess")}
+    given |= {name: value for name, value in environment.items() if value}
+    given |= {name: value for name, value in (flags or {}).items() if value is not None}
+    try:
+        return msgspec.convert(given, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigInvalid(f"configuration ({file}, environment, flags): {error}") from None
+
+
+def settings(config: Config, home: Home) -> Settings:
+    """What the App is told, with paths resolved and app modules loaded. Raises ConfigInvalid."""
+    return Settings(
+        store=None if config.ephemeral else store_path(config, home),
+        subprocess=config.subprocess,
+        default_blueprint=config.default_blueprint,
+        history_budget_bytes=config.history_budget_bytes,
+        app={name: function for module in config.app for name, function in _functions(module).items()},
+    )
+
+
+def store_path(config: Config, home: Home) -> Path:
+    """The file of the embedded store."""
+    named = config.store or config.replay_store_path
+    return Path(named).expanduser().absolute() if named else home.path / "store" / "refold.db"
+
+
+def _functions(module: str) -> dict[str, Callable[..., Any]]:
+    """The functions that agents of kind `python` may name: those that `module` itself defines or imports by name."""
+    try:
+        loaded = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigInvalid(f"--app {module}: cannot be imported: {error}") from error
+    return {f"{module}:{name}": each for name, each in inspect.getmembers(loaded, inspect.isroutine)}

@@ -1,0 +1,107 @@
+"""What records look like over HTTP: one function a noun."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from refold.canonical import decode
+from refold.engine.activation import snapshot
+from refold.records import AttemptRow, BlueprintRecord, ReplayRow, RunRecord, TaskRecord
+from refold.view import rfc3339
+
+Json = Any
+
+
+def run(record: RunRecord, attempts: list[AttemptRow] | None = None) -> Json:
+    """A Run. In lists without its step entries."""
+    shown = {
+        "run_id": record.run_id,
+        "task_id": record.task_id,
+        "session_id": record.session_id,
+        "status": record.status,
+        "waiting_on": record.waiting_on,
+        "epoch": record.epoch,
+        "generation": record.generation,
+        "activation": record.activation,
+        "turn_id": record.turn_id,
+        "result_ref": _maybe(record.result_json),
+        "blueprint": _blueprint(record),
+        "labels": decode(record.labels_json),
+        "created_at": rfc3339(record.created_at),
+        "updated_at": rfc3339(record.updated_at),
+        "started_at": _time(record.started_at),
+        "ended_at": _time(record.ended_at),
+        "degradations": [],
+    }
+    return shown if attempts is None else shown | {"step_entries": [step(attempt) for attempt in attempts]}
+
+
+def step(attempt: AttemptRow) -> Json:
+    """One attempt of one step. `status` is null while it runs, and for ever where a crash cut it off."""
+    return {
+        "step_id": attempt.step_id,
+        "step_ref": attempt.step_ref,
+        "status": attempt.status,
+        "attempt": attempt.attempt,
+        "occurrence": attempt.occurrence,
+        "lane": decode(attempt.lane_json),
+        "input_hash": attempt.input_hash,
+        "generation": attempt.generation,
+        "epoch": attempt.epoch,
+        "started_at": rfc3339(attempt.started_at),
+        "ended_at": _time(attempt.ended_at),
+        "duration_ms": None if attempt.ended_at is None else max(0, attempt.ended_at - attempt.started_at),
+    }
+
+
+def replay_row(row: ReplayRow, run_id: str, *, ctx: bool) -> Json:
+    """One row of the replay log; its dispatch Ctx only where it is asked for."""
+    shown = {
+        "run_id": run_id,
+        "ordinal": row.ordinal,
+        "step_ref": row.step_ref,
+        "input_hash": row.input_hash,
+        "occurrence": row.occurrence,
+        "lane": decode(row.lane_json),
+        "generation": row.generation,
+        "epoch": row.epoch,
+        "step_output_json": row.step_output_json,
+        "created_at": rfc3339(row.created_at),
+    }
+    return shown | ({"ctx_snapshot_json": row.ctx_snapshot_json} if ctx else {})
+
+
+def task(record: TaskRecord) -> Json:
+    """A Task."""
+    return {
+        "task_id": record.task_id,
+        "session_id": record.session_id,
+        "goal": record.goal,
+        "status": record.status,
+        "blueprint": decode(record.blueprint_json),
+        "init_ctx": decode(record.init_ctx_json),
+        "labels": decode(record.labels_json),
+        "created_at": rfc3339(record.created_at),
+        "updated_at": rfc3339(record.updated_at),
+    }
+
+
+def blueprint(record: BlueprintRecord, *, body: bool) -> Json:
+    """A version of a Blueprint; in lists without its body."""
+    shown = {"id": record.blueprint_id, "version": record.version, "created_at": rfc3339(record.created_at)}
+    return shown | ({"value": decode(record.body_json)} if body else {})
+
+
+def _blueprint(record: RunRecord) -> Json:
+    if record.input_json is None:
+        return None
+    named = snapshot(record)["blueprint"]
+    return {"id": named["id"], "version": named["version"]}
+
+
+def _maybe(text: str | None) -> Json:
+    return None if text is None else decode(text)
+
+
+def _time(ms: int | None) -> str | None:
+    return None if ms is None else rfc3339(ms)

@@ -1,0 +1,100 @@
+"""The composition root: opens a store, puts the services together, recovers, and takes it all apart again.
+
+The order at boot is a promise: take the store, recover, then accept. The order at the end too: what runs is marked as
+interrupted durably, then stopped.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from refold.engine.agents import Tools
+from refold.engine.clock import Clock
+from refold.engine.reaper import Reaper
+from refold.engine.supervisor import Supervisor
+from refold.engine.sweeps import SERVER_RESTART, SERVER_SHUTDOWN, interrupt_running, report
+from refold.records import MetaRow
+from refold.service.blueprints import Blueprints, SubprocessMode
+from refold.service.commands import Ledger
+from refold.service.runs import Runs
+from refold.service.sessions import Sessions
+from refold.service.tasks import Tasks
+from refold.session import Hub, SessionLog
+from refold.store import MemoryStore, SqliteStore, Store, Tx
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What an App is told. `store` None is a store in memory that ends with the process."""
+
+    store: Path | None = None
+    subprocess: SubprocessMode = "declared"
+    default_blueprint: str | None = None
+    history_budget_bytes: int = 4 * 1024 * 1024
+    app: Mapping[str, Callable[..., Any]] = msgspec.field(default_factory=dict)
+
+
+class App:
+    """Everything that one process holds of one store."""
+
+    def __init__(self, settings: Settings, store: Store, key: bytes, reaper: Reaper, clock: Clock) -> None:
+        self.settings = settings
+        self.store = store
+        self.clock = clock
+        self._reaper = reaper
+        hub = Hub()
+        store.on_commit(hub.ring)
+        self._supervisor = Supervisor(store, clock, Tools(reaper=reaper, app=settings.app))
+        self.ledger = Ledger(store)
+        self.blueprints = Blueprints(store, clock, settings.default_blueprint)
+        self.tasks = Tasks(store, clock, self._supervisor, self.blueprints, settings.subprocess)
+        self.runs = Runs(store, clock, self._supervisor, settings.subprocess)
+        self.sessions = Sessions(
+            store,
+            clock,
+            self._supervisor,
+            self.blueprints,
+            self.tasks,
+            self.ledger,
+            hub,
+            SessionLog(key),
+            settings.history_budget_bytes,
+        )
+
+    @classmethod
+    async def open(cls, settings: Settings) -> App:
+        """Opens the store and recovers what a dead process left. The caller holds the store's lock.
+
+        Raises StoreRefused, StoreDamaged, CommitFailed: nothing runs then.
+        """
+        clock = Clock()
+        store = MemoryStore() if settings.store is None else SqliteStore.open(settings.store)
+        key = await store.write(_mac_key)
+        app = cls(settings, store, key, Reaper.start(clock.uuid7()), clock)
+        at = clock.now_ms()
+        report(await store.write(lambda tx: interrupt_running(tx, SERVER_RESTART, at)))
+        return app
+
+    async def drain(self) -> None:
+        """Marks what runs as interrupted, resumable later, then stops its work and returns when it is gone."""
+        at = self.clock.now_ms()
+        await self.store.write(lambda tx: interrupt_running(tx, SERVER_SHUTDOWN, at))
+        await self._supervisor.stop_all()
+
+    async def close(self) -> None:
+        """Stops whatever is left and closes the store. What was not drained is found by the next boot."""
+        await self._supervisor.stop_all()
+        await self._reaper.close()
+        await self.store.close()
+
+
+def _mac_key(tx: Tx) -> bytes:
+    """The key that seals cursors. It lives in the store and travels with it: a copied store keeps them valid."""
+    row = tx.get(MetaRow, "mac_key")
+    if row is None:
+        row = tx.insert(MetaRow(key="mac_key", value=secrets.token_bytes(32)))
+    return row.value

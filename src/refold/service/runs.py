@@ -1,0 +1,162 @@
+"""Runs: reading them, and the verbs that change how they stand.
+
+Each verb is one control transaction: decide from the record (pure), compare-and-set, append to the log; after the
+commit, start or stop the driver. If the process dies in between, boot recovery covers the gap.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from refold.engine.activation import Opening, cancel_idle, close_activation, open_activation, snapshot
+from refold.engine.clock import Clock
+from refold.engine.supervisor import Supervisor, load_replay
+from refold.errors import InvalidJson, NotFound, Unprocessable
+from refold.flowir import live_rows
+from refold.flowir.lifecycle import Verb, plan_resume
+from refold.records import AttemptRow, ReplayRow, RunRecord, RunStatus, parse_id
+from refold.service.blueprints import SubprocessMode
+from refold.store import Reader, Store, Tx
+
+Json = Any
+
+
+class Resumed(msgspec.Struct, frozen=True):
+    """What a resume answers: the Run as it now stands, and how many logged steps its flow will skip."""
+
+    run: RunRecord
+    replayed_steps: int
+
+
+class Runs:
+    """Reads and changes Runs."""
+
+    def __init__(self, store: Store, clock: Clock, supervisor: Supervisor, subprocess: SubprocessMode) -> None:
+        self._store = store
+        self._clock = clock
+        self._supervisor = supervisor
+        self._subprocess = subprocess
+
+    async def get(self, run_id: str) -> RunRecord:
+        """Raises InvalidId, NotFound."""
+        parse_id(run_id, "R")
+        return await self._store.read(lambda reader: find_run(reader, run_id))
+
+    async def page(self, limit: int, before: int | None = None, **equals: Json) -> list[RunRecord]:
+        """The newest Runs first, those made before the integer key `before`."""
+
+        def read(reader: Reader) -> list[RunRecord]:
+            rows = reader.find(RunRecord, newest_first=True, **equals)
+            return [row for row in rows if before is None or row.n < before][:limit]
+
+        return await self._store.read(read)
+
+    async def steps(self, run_id: str) -> list[AttemptRow]:
+        """Every attempt of the Run's activations, in the order of their slots."""
+        run = await self.get(run_id)
+        return await self._store.read(lambda reader: reader.find(AttemptRow, run=run.n))
+
+    async def replay(self, run_id: str) -> list[ReplayRow]:
+        """The live rows of the Run's replay log, checked against its chain. Raises StoreDamaged."""
+        run = await self.get(run_id)
+
+        def read(reader: Reader) -> list[ReplayRow]:
+            now = find_run(reader, run_id)
+            rows, decisions, _ = load_replay(reader, now)
+            return live_rows(rows, decisions)
+
+        return await self._store.read(read) if run.rows else []
+
+    async def settled(self, run: RunRecord) -> RunRecord:
+        """The record of `run` once it is neither pending nor running any more."""
+        while run.status in ("pending", "running"):
+            waiting = self._supervisor.settled(run.n)
+            run = await self.get(run.run_id)  # read after the waiter is in place, so that no end is missed
+            if run.status in ("pending", "running"):
+                await waiting
+                run = await self.get(run.run_id)
+            else:
+                waiting.cancel()
+        return run
+
+    async def resume(self, run_id: str, command_id: str | None = None) -> Resumed:
+        """Re-enters an interrupted Run under its own id: logged steps are answered, the rest runs (202).
+
+        Raises InvalidId, NotFound (404), NotInterrupted and SessionBusy (409), Unprocessable (422), StoreDamaged. Of N
+        racing calls exactly one gets through: the change of status is a compare-and-set inside one transaction.
+        """
+        parse_id(run_id, "R")
+        opening = self._opening(command_id)
+        resumed = await self._store.write(lambda tx: self.open_resume(tx, run_id, opening))
+        self._supervisor.drive(resumed.run)
+        return resumed
+
+    def open_resume(self, tx: Tx, run_id: str, opening: Opening) -> Resumed:
+        """The transaction of a resume; the caller drives the Run after the commit."""
+        run = find_run(tx, run_id)
+        plan_resume(run)
+        check_launch(run, self._subprocess)
+        rows, decisions, _ = load_replay(tx, run)
+        return Resumed(
+            open_activation(tx, run, Verb.RESUME, opening, self._clock.now_ms()), len(live_rows(rows, decisions))
+        )
+
+    async def cancel(self, run_id: str) -> RunRecord:
+        """Ends a Run for good: `cancelled` is durable first, then its work is stopped and gone. Twice is once.
+
+        Raises InvalidId, NotFound, Conflict for a Run that is done or failed.
+        """
+        parse_id(run_id, "R")
+        at = self._clock.now_ms()
+
+        def close(tx: Tx) -> tuple[RunRecord, RunRecord | None]:
+            run = find_run(tx, run_id)
+            if run.status == RunStatus.CANCELLED:
+                return run, None
+            if run.status == RunStatus.RUNNING:
+                after = close_activation(tx, run, Verb.CANCEL, at=at, result={"error": "cancelled"}, reason="cancelled")
+            else:
+                after = None
+                cancel_idle(tx, run, at)
+            return run, after
+
+        run, after = await self._store.write(close)
+        await self._supervisor.stop(run.n)
+        self._supervisor.announce(run.n)
+        if after is not None:
+            self._supervisor.drive(after)
+        return await self.get(run_id)
+
+    def _opening(self, command_id: str | None) -> Opening:
+        turn_id = command_id or self._clock.uuid7()
+        return Opening(turn_id=turn_id, command_id=turn_id, trigger="resume")
+
+
+def find_run(reader: Reader, run_id: str) -> RunRecord:
+    """The record of a Run; raises NotFound."""
+    found = reader.find(RunRecord, run_id=run_id)
+    if not found:
+        raise NotFound(f"there is no run {run_id}", kind="run_not_found", run_id=run_id)
+    return found[0]
+
+
+def check_launch(run: RunRecord, subprocess: SubprocessMode) -> None:
+    """Raises Unprocessable if the launch snapshot cannot be read, or programs are off now.
+
+    A Run that was accepted under `--subprocess any` goes on under `declared`: the permission was given at launch. `off`
+    is an operator's emergency brake and stops it too.
+    """
+    try:
+        launch = snapshot(run)
+        agents = launch["blueprint"]["value"].get("agents", [])
+    except (InvalidJson, KeyError, TypeError, AttributeError) as error:
+        raise Unprocessable(
+            f"the launch input of run {run.run_id} cannot be decoded: {error!r}", kind="launch_input_undecodable"
+        ) from error
+    if subprocess == "off" and any(agent.get("kind") == "subprocess" for agent in agents):
+        raise Unprocessable(
+            f"run {run.run_id} runs programs, and this server was started with --subprocess off",
+            kind="program_not_allowed",
+        )

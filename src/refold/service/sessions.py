@@ -1,0 +1,383 @@
+"""Sessions as clients meet them: start, resume, page, subscribe, and turns.
+
+A cursor flows: open the wake-up first, then read in one consistent view; decode and check the cursor; ask the ladder
+for all rungs at once; read only what the rung needs; answer; deliver strictly after. What is returned here are values
+with refold's names; the wire's names belong to `server.rpc`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from refold import view
+from refold.canonical import decode
+from refold.engine.activation import snapshot
+from refold.engine.clock import Clock
+from refold.engine.supervisor import Supervisor
+from refold.errors import CommandRejected, Conflict, InvalidRequest, NotFound, ViewTruncated
+from refold.records import LogRow, LogType, RunRecord, RunStatus, SessionRecord, TaskRecord, ValueRow
+from refold.service.blueprints import Blueprints
+from refold.service.commands import Ledger
+from refold.service.tasks import Kick, NewTask, Tasks
+from refold.session import Frames, Hub, SessionLog, Subscription
+from refold.store import Reader, Store, Tx, append_log
+from refold.view import Anchor, Position, Rung
+
+Json = Any
+
+OUTPUT_BYTES: Final = 6 * 1024 * 1024
+"""The most that one slice of an output may hold (MSP, item/readOutput)."""
+
+
+class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A Session as a list or an answer shows it."""
+
+    session: SessionRecord
+    loaded: bool
+
+
+class Served(msgspec.Struct, frozen=True, kw_only=True):
+    """What a resume or read answers. `history` is as the ladder reports it; frames after `after` are owed."""
+
+    info: SessionInfo
+    cursor: str
+    history: dict[str, Json]
+    last_turn: Json
+    after: Position
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """Frames in ascending order, and the cursor to go on from; None at the end."""
+
+    frames: list[Json]
+    next_cursor: str | None
+
+
+class OutputPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice of a text. Offsets and lengths are bytes of its UTF-8 form."""
+
+    content: str
+    byte_len: int
+    offset: int
+    eof: bool
+    media_type: str
+
+
+class TurnAck(msgspec.Struct, frozen=True, kw_only=True):
+    """What a turn/start answers."""
+
+    turn_id: str
+    disposition: str
+
+
+class Sessions:
+    """Every verb on Sessions. One object serves all connections."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        supervisor: Supervisor,
+        blueprints: Blueprints,
+        tasks: Tasks,
+        ledger: Ledger,
+        hub: Hub,
+        log: SessionLog,
+        history_budget_bytes: int,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._supervisor = supervisor
+        self._blueprints = blueprints
+        self._tasks = tasks
+        self._ledger = ledger
+        self._hub = hub
+        self._log = log
+        self._budget = history_budget_bytes
+
+    # -- opening ------------------------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        command_id: str,
+        params: Json,
+        *,
+        session_id: str | None,
+        model: str | None,
+        workspace_root: str | None,
+        client: str,
+    ) -> tuple[SessionInfo, Position, str]:
+        """Creates a Task and its Session, loads it; the Session, the position and cursor that the answer covers.
+
+        Raises NotFound for a model that is not registered, CommandRejected for a session id that is taken.
+        """
+        reference = {"kind": "id", "id": model or self._blueprints.default_id}
+        resolved = await self._blueprints.resolve(reference)
+        new = NewTask(
+            blueprint=reference,
+            session_id=session_id,
+            workspace_root=workspace_root,
+            client=client,
+            command_id=command_id,
+            default_model=model is None,
+        )
+
+        def effect(tx: Tx) -> Json:
+            if session_id is not None and tx.find(SessionRecord, session_id=session_id):
+                raise CommandRejected(
+                    f"session {session_id} exists already", reason="session_id_conflict", command_id=command_id
+                )
+            _, session = self._tasks.create(tx, new, resolved)
+            return {"session_id": session.session_id}
+
+        answer, _ = await self._ledger.apply(command_id, "session/start", params, effect, at=self._clock.now_ms())
+
+        def read(reader: Reader) -> tuple[SessionRecord, Frames]:
+            session = find_session(reader, answer["session_id"])
+            return session, self._log.after(reader, session, view.GENESIS, limit=2)
+
+        session, created = await self._store.read(read)
+        self._hub.load(session.n)
+        position, frame = created[-1]
+        return self._info(session), position, frame["params"]["viewCursor"]
+
+    async def resume(
+        self,
+        command_id: str,
+        params: Json,
+        *,
+        session_id: str,
+        cursor: str | None,
+        preference: str,
+        exclude_items: bool,
+    ) -> Served:
+        """Loads a Session and answers with history as the ladder has it, or with nothing but the suffix to come.
+
+        A cold load leaves a durable marker, under the command's id, so that a retry leaves no second one; a warm attach
+        writes nothing. Raises NotFound, MissingAnchor, ViewTruncated.
+        """
+        served = await self._store.read(
+            lambda reader: self._serve(reader, session_id, cursor, preference, exclude_items)
+        )
+        session = served.info.session
+        if not self._hub.is_loaded(session.n):
+            at = self._clock.now_ms()
+
+            def mark(tx: Tx) -> Json:
+                append_log(tx, session.n, [view.session_resumed(at, command=command_id)])
+                return {}
+
+            await self._ledger.apply(command_id, "session/resume", params, mark, at=at)
+            self._hub.load(session.n)
+        return msgspec.structs.replace(served, info=self._info(session))
+
+    async def read(self, session_id: str, *, exclude_items: bool) -> Served:
+        """As `resume`, without loading, marking or subscribing."""
+        return await self._store.read(
+            lambda reader: self._serve(reader, session_id, None, view.Preference.AUTO, exclude_items)
+        )
+
+    def subscription(self, session: SessionRecord, after: Position) -> Subscription:
+        """What delivers the frames strictly after a position."""
+        return Subscription(self._store, self._hub, self._log, session, after)
+
+    async def subscribe(self, session_id: str, after: str | None) -> tuple[SessionRecord, Position, str]:
+        """The Session, the position to deliver after, and the head. Never loads. Raises NotFound, MissingAnchor."""
+
+        def read(reader: Reader) -> tuple[SessionRecord, Position, str]:
+            session = find_session(reader, session_id)
+            head = self._log.head(reader, session)
+            return session, self._log.position(reader, session, after or head), head
+
+        session, position, head = await self._store.read(read)
+        self._require_loaded(session)
+        return session, position, head
+
+    def _serve(
+        self, reader: Reader, session_id: str, cursor: str | None, preference: str, exclude_items: bool
+    ) -> Served:
+        session = find_session(reader, session_id)
+        head = self._log.head(reader, session)
+        after = self._log.position(reader, session, cursor or head)
+        state = self._log.state(reader, session)
+        queued = queued_turns(reader, session)
+        anchor = Anchor.ABSENT if cursor is None else Anchor.HELD
+        sizes = view.weigh(state, queued)
+        rung = view.choose(view.attempts(preference, anchor, exclude_items), self._budget, sizes.get)
+        if rung is None:
+            raise ViewTruncated(
+                "the history after this cursor does not fit the history budget; resume without a cursor",
+                session_id=session_id,
+                earliest_cursor=None,
+            )
+        return Served(
+            info=self._info(session),
+            cursor=head,
+            history=view.history(rung, _PAYLOADS[rung](state, queued) if rung in _PAYLOADS else None),
+            last_turn=state.last_turn,
+            after=after,
+        )
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    async def page(self, session_id: str, cursor: str | None, limit: int, *, backward: bool) -> Page:
+        """Durable frames on one side of a cursor, ascending and contiguous. Raises NotFound, MissingAnchor."""
+
+        def read(reader: Reader) -> Page:
+            session = find_session(reader, session_id)
+            at = None if cursor is None else self._log.position(reader, session, cursor)
+            if backward:
+                frames = self._log.before(reader, session, at, limit)
+                more = bool(frames) and frames[0][1]["params"]["prevCursor"] is not None
+                edge = frames[0] if more else None
+            else:
+                frames = self._log.after(reader, session, at or view.GENESIS, limit)
+                more = bool(frames) and bool(self._log.after(reader, session, frames[-1][0], 1))
+                edge = frames[-1] if more else None
+            return Page(
+                frames=[frame for _, frame in frames],
+                next_cursor=edge[1]["params"]["viewCursor"] if edge is not None else None,
+            )
+
+        return await self._store.read(read)
+
+    async def snapshot(self, session_id: str) -> tuple[Served, list[Json]]:
+        """The whole state of a Session, and the markers of its cold loads: when, and by which command."""
+
+        def read(reader: Reader) -> tuple[Served, list[Json]]:
+            served = self._serve(reader, session_id, None, view.Preference.SNAPSHOT, exclude_items=False)
+            marks = reader.find(LogRow, session=served.info.session.n, type=LogType.SESSION_RESUMED)
+            resumed = [{"at": view.rfc3339(mark.at), **decode(mark.body_json)} for mark in marks]
+            return served, resumed
+
+        return await self._store.read(read)
+
+    async def read_output(
+        self, session_id: str, item_id: str, ref: str, *, offset: int, length: int | None
+    ) -> OutputPart:
+        """A slice of a long output, by the item that shows it. Raises NotFound, InvalidRequest for a cut character."""
+
+        def read(reader: Reader) -> tuple[Json, ValueRow | None]:
+            item = self._log.state(reader, find_session(reader, session_id)).items.get(item_id, {})
+            named = item.get("outputRef")
+            return named, reader.get(ValueRow, ref) if named is not None and named["id"] == ref else None
+
+        named, value = await self._store.read(read)
+        if value is None:
+            raise NotFound(f"item {item_id[:80]!r} shows no such output", kind="value_not_found", output_ref=ref[:80])
+        return _cut(value.body.encode(), named["mediaType"], offset, min(length or OUTPUT_BYTES, OUTPUT_BYTES))
+
+    async def list(self, limit: int, *, workspace_root: str | None = None) -> Sequence[SessionInfo]:
+        """The Sessions, latest change first."""
+        equals = {} if workspace_root is None else {"workspace_root": workspace_root}
+        rows = await self._store.read(lambda reader: reader.find(SessionRecord, **equals))
+        rows.sort(key=lambda row: (row.updated_at, row.n), reverse=True)
+        return [self._info(row) for row in rows[:limit]]
+
+    # -- turns --------------------------------------------------------------------------------------------------------
+
+    async def start_turn(
+        self, command_id: str, params: Json, *, session_id: str, text: str, display: str | None, if_busy: str
+    ) -> TurnAck:
+        """Kicks the Session's Task with `text` as input. The turn id is the command id.
+
+        Raises NotFound, Conflict (not loaded), CommandRejected.
+        """
+        session = await self._find(session_id)
+        self._require_loaded(session)
+        resolved = await self._blueprints.resolve(await self._reference(session))
+        opening = self._tasks.opening("turn/start", command_id, text)
+        if display is not None:
+            opening = msgspec.structs.replace(opening, display=display)
+        launched: list[RunRecord] = []
+
+        def effect(tx: Tx) -> Json:
+            now = find_session(tx, session_id)
+            if now.active_run is not None and if_busy != "queue":
+                reason = "steer_unsupported" if if_busy == "steer" else "replace_unsupported"
+                raise CommandRejected(
+                    f"the running turn takes no input, and {if_busy} is not offered; queue the turn",
+                    reason=reason,
+                    command_id=command_id,
+                )
+            task = tx.get(TaskRecord, now.task)
+            assert task is not None, "a Session is made with its Task"
+            kicked = self._tasks.kick(tx, task, now, resolved, Kick(opening=opening, override={"input": text}))
+            if kicked.launched is not None:
+                launched.append(kicked.launched)
+            started = kicked.run.status == RunStatus.RUNNING
+            return {"turn_id": opening.turn_id, "disposition": "started" if started else "queued"}
+
+        answer, _ = await self._ledger.apply(command_id, "turn/start", params, effect, at=self._clock.now_ms())
+        for run in launched:
+            self._supervisor.drive(run)
+        return TurnAck(**answer)
+
+    async def _reference(self, session: SessionRecord) -> Json:
+        """The Blueprint reference of the Session: its model, or the inline Blueprint that its Task was made with."""
+        task = await self._store.read(lambda reader: reader.get(TaskRecord, session.task))
+        assert task is not None, "a Session is made with its Task"
+        reference = decode(task.blueprint_json)
+        return reference if reference["kind"] == "inline" else {"kind": "id", "id": session.model_id}
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    async def _find(self, session_id: str) -> SessionRecord:
+        return await self._store.read(lambda reader: find_session(reader, session_id))
+
+    def _require_loaded(self, session: SessionRecord) -> None:
+        if not self._hub.is_loaded(session.n):
+            raise Conflict(
+                f"session {session.session_id} is not loaded here; resume it first",
+                kind="session_not_loaded",
+                session_id=session.session_id,
+            )
+
+    def _info(self, session: SessionRecord) -> SessionInfo:
+        return SessionInfo(session=session, loaded=self._hub.is_loaded(session.n))
+
+
+def find_session(reader: Reader, session_id: str) -> SessionRecord:
+    """The row of a Session; raises NotFound."""
+    found = reader.find(SessionRecord, session_id=session_id)
+    if not found:
+        raise NotFound(f"there is no session {session_id[:80]!r}", kind="session_not_found", session_id=session_id[:80])
+    return found[0]
+
+
+def _cut(data: bytes, media_type: str, offset: int, length: int) -> OutputPart:
+    end = min(len(data), offset + length)
+    try:
+        content = data[offset:end].decode()
+    except UnicodeDecodeError:
+        while end < len(data) and data[end] & 0xC0 == 0x80:
+            end += 1
+        raise InvalidRequest(
+            "the slice cuts a character in two", kind="invalid_params", aligned_next_offset=end
+        ) from None
+    return OutputPart(content=content, byte_len=len(data), offset=offset, eof=end >= len(data), media_type=media_type)
+
+
+def queued_turns(reader: Reader, session: SessionRecord) -> list[Json]:
+    """The turns that wait in the Session's queue, in launch order, as snapshots show them."""
+    pending = reader.find(RunRecord, session=session.n, status=RunStatus.PENDING)
+    shown = []
+    for run in pending:
+        kick = snapshot(run)["kick"]
+        turn = {"turnId": kick["turn_id"], "commandId": kick["command_id"]}
+        text = kick.get("display") or kick.get("text")
+        shown.append(turn | ({"displayText": view.clip(text)} if text else {}))
+    return shown
+
+
+_PAYLOADS: Mapping[Rung, Any] = {
+    Rung.INLINE: lambda state, queued: list(state.items.values()),
+    Rung.SNAPSHOT: lambda state, queued: view.view_snapshot(state, queued),
+    Rung.ELIDED: lambda state, queued: view.elide(view.view_snapshot(state, queued)),
+}
+"""What each rung serves. An anchored snapshot needs a boundary, which no Session has yet."""
+
+__all__ = ["Page", "Served", "SessionInfo", "Sessions", "TurnAck", "find_session", "queued_turns"]

@@ -1,0 +1,218 @@
+"""Tasks and their kicks: what is created, in which commit, and what a Run's launch snapshot holds.
+
+A Task owns one Session, made with it. A kick makes a Run: launched at once if the Session is idle, else pending in its
+queue. The snapshot is complete and self-contained at that moment, but for what only the launch knows of a conversation
+(`engine.activation` fills that in).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from refold import view
+from refold.canonical import decode, encode
+from refold.engine.activation import Opening, launch_next
+from refold.engine.clock import Clock
+from refold.engine.supervisor import Supervisor
+from refold.errors import NotFound
+from refold.records import (
+    RunRecord,
+    RunStatus,
+    SessionRecord,
+    TaskRecord,
+    genesis,
+    parse_id,
+)
+from refold.service.blueprints import Blueprints, Resolved, SubprocessMode, check_programs
+from refold.store import Reader, Store, Tx, append_log
+
+Json = Any
+
+
+class NewTask(msgspec.Struct, frozen=True, kw_only=True):
+    """What a Task is made of. `session_id` is given only by a client that chose one."""
+
+    blueprint: Json
+    init_ctx: Json = msgspec.field(default_factory=dict)
+    goal: str = ""
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict)
+    session_id: str | None = None
+    workspace_root: str | None = None
+    client: str = "http"
+    command_id: str | None = None
+    default_model: bool = False
+
+
+class Kick(msgspec.Struct, frozen=True, kw_only=True):
+    """What wakes a Run: the turn it becomes, and the text of a `turn/start`."""
+
+    opening: Opening
+    override: Json = None
+
+
+class Kicked(msgspec.Struct, frozen=True):
+    """The Run that a kick made, and the one that it launched: the same one, an older one, or none."""
+
+    run: RunRecord
+    launched: RunRecord | None
+
+
+class Tasks:
+    """Creates Tasks, kicks them, and reads them back."""
+
+    def __init__(
+        self, store: Store, clock: Clock, supervisor: Supervisor, blueprints: Blueprints, subprocess: SubprocessMode
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._supervisor = supervisor
+        self._blueprints = blueprints
+        self._subprocess: SubprocessMode = subprocess
+
+    async def launch(self, new: NewTask, *, subprocess: SubprocessMode | None = None) -> RunRecord:
+        """Creates a Task with its Session and first Run, all in one commit, and starts the Run.
+
+        `subprocess` widens what the server allows, for a user's own file. Raises BlueprintInvalid, NotFound,
+        InvalidRequest, Unprocessable: nothing is created then.
+        """
+        mode = subprocess or self._subprocess
+        resolved = await self._blueprints.resolve(new.blueprint)
+        check_programs(resolved, mode)
+        kick = Kick(opening=self.opening("http"))
+
+        def create(tx: Tx) -> RunRecord:
+            task, session = self.create(tx, new, resolved)
+            return self.kick(tx, task, session, resolved, kick, mode).run
+
+        run = await self._store.write(create)
+        self._supervisor.drive(run)
+        return run
+
+    def create(self, tx: Tx, new: NewTask, resolved: Resolved) -> tuple[TaskRecord, SessionRecord]:
+        """Creates a Task and its Session with the record that opens the view."""
+        at = self._clock.now_ms()
+        session_id = new.session_id or self._clock.uuid7()
+        task = tx.insert(
+            TaskRecord(
+                task_id=self._clock.mint("T-"),
+                session_id=session_id,
+                goal=new.goal,
+                blueprint_json=encode(new.blueprint),
+                init_ctx_json=encode(new.init_ctx),
+                labels_json=encode(dict(new.labels)),
+                status=RunStatus.PENDING,
+                created_at=at,
+                updated_at=at,
+            )
+        )
+        session = tx.insert(
+            SessionRecord(
+                session_id=session_id,
+                task=task.n,
+                seq=0,
+                chain=genesis(session_id),
+                active_run=None,
+                active_turn=None,
+                held=False,
+                launched=0,
+                turns=0,
+                model_id=resolved.name,
+                workspace_root=new.workspace_root,
+                name=None,
+                created_at=at,
+                updated_at=at,
+            )
+        )
+        created = view.session_created(
+            at,
+            model=resolved.name,
+            source="default" if new.default_model else "user",
+            client=new.client,
+            command=new.command_id or session_id,
+        )
+        append_log(tx, session.n, [created])
+        return task, session
+
+    def kick(
+        self,
+        tx: Tx,
+        task: TaskRecord,
+        session: SessionRecord,
+        resolved: Resolved,
+        kick: Kick,
+        mode: SubprocessMode | None = None,
+    ) -> Kicked:
+        """Creates a Run of `task`; launches the head of the Session's queue if the Session is idle.
+
+        A kick is an operator's act, so it also lets go a queue that was held; what it launches is then an older Run.
+        """
+        at, run_id, opening = self._clock.now_ms(), self._clock.mint("R-"), kick.opening
+        launch = {
+            "blueprint": resolved.snapshot(),
+            "init_ctx": merged(resolved.blueprint.default_init_ctx, decode(task.init_ctx_json), kick.override),
+            "subprocess": mode or self._subprocess,
+            "kick": msgspec.to_builtins(opening),
+        }
+        run = tx.insert(
+            RunRecord(
+                run_id=run_id,
+                task=task.n,
+                task_id=task.task_id,
+                session=session.n,
+                session_id=session.session_id,
+                status=RunStatus.PENDING,
+                waiting_on=None,
+                epoch=0,
+                generation=1,
+                activation=0,
+                turn_id=opening.turn_id,
+                opened=0,
+                input_json=encode(launch),
+                result_json=None,
+                rows=0,
+                chain=genesis(run_id),
+                labels_json=task.labels_json,
+                created_at=at,
+                updated_at=at,
+                started_at=None,
+                activated_at=0,
+                ended_at=None,
+            )
+        )
+        launched = launch_next(tx, session.n, at) if session.active_run is None else None
+        return Kicked(run=launched if launched is not None and launched.n == run.n else run, launched=launched)
+
+    def opening(self, trigger: str, command_id: str | None = None, text: str | None = None, **more: str) -> Opening:
+        """An Opening whose turn id is the command's, or a new one of ours where no command woke the Run."""
+        turn_id = command_id or self._clock.uuid7()
+        return Opening(turn_id=turn_id, command_id=turn_id, trigger=trigger, text=text, **more)
+
+    async def get(self, task_id: str) -> TaskRecord:
+        """Raises InvalidId, NotFound."""
+        parse_id(task_id, "T")
+        found = await self._store.read(lambda reader: reader.find(TaskRecord, task_id=task_id))
+        if not found:
+            raise NotFound(f"there is no task {task_id}", kind="task_not_found", task_id=task_id)
+        return found[0]
+
+    async def page(self, limit: int, before: int | None = None) -> list[TaskRecord]:
+        """The newest Tasks first, those made before the integer key `before`."""
+
+        def read(reader: Reader) -> list[TaskRecord]:
+            rows = reader.find(TaskRecord, newest_first=True)
+            return [row for row in rows if before is None or row.n < before][:limit]
+
+        return await self._store.read(read)
+
+
+def merged(*layers: Json) -> Json:
+    """The initial flow ctx: later layers win member by member; a layer that is no object replaces all before it."""
+    ctx: Json = {}
+    for layer in layers:
+        if layer is None:
+            continue
+        ctx = ctx | layer if isinstance(ctx, dict) and isinstance(layer, dict) else layer
+    return ctx

@@ -1,0 +1,45 @@
+"""Wake-ups: a number per Session that says "look", never what there is to see.
+
+The log is the only truth. A commit rings the bells of its Sessions; whoever waits reads the log after its own position.
+A lost or doubled ring costs a read, never an event. Open the bell first, then read: what is appended in between rings.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+
+class Hub:
+    """The bells of all Sessions of this process, and which Sessions are loaded here."""
+
+    def __init__(self) -> None:
+        self._bells: dict[int, set[asyncio.Event]] = {}
+        self._loaded: set[int] = set()
+
+    def ring(self, heads: Mapping[int, int]) -> None:
+        """Wakes everybody who waits for one of these Sessions. The store calls it after each commit that appended."""
+        for session in heads:
+            for bell in self._bells.get(session, ()):
+                bell.set()
+
+    def open(self, session: int) -> asyncio.Event:
+        """A bell that rings from now on. Give it back with `close`."""
+        bell = asyncio.Event()
+        self._bells.setdefault(session, set()).add(bell)
+        return bell
+
+    def close(self, session: int, bell: asyncio.Event) -> None:
+        """Ends a bell."""
+        bells = self._bells.get(session, set())
+        bells.discard(bell)
+        if not bells:
+            self._bells.pop(session, None)
+
+    def is_loaded(self, session: int) -> bool:
+        """Whether the Session is loaded: started, resumed or launched here."""
+        return session in self._loaded
+
+    def load(self, session: int) -> None:
+        """Loads a Session: commands may now be given to it."""
+        self._loaded.add(session)

@@ -1,0 +1,235 @@
+"""The contract of a store: records by key, logs that only grow, and two ways to write.
+
+* **Hot path** `await store.commit(step)`: data, not code. One `StepCommit` is one step's Pass row, decisions, attempt
+  ends, log records and next attempts, all or nothing (law 3), fenced by the Run's epoch (law 4). Concurrent callers
+  share one transaction and one fsync, each with its own savepoint.
+* **Control plane** `await store.write(fn)`: `fn(tx)` is plain, synchronous and repeatable; whatever it raises undoes
+  all it did. There is no compensation code anywhere above.
+* **Reads** `await store.read(fn)`: one consistent view of what is committed.
+
+An acknowledged write is durable: when the await returns, kill -9 and power loss cannot take it back (law 1).
+
+What a back end brings is `Tx`, a handful of verbs on rows; everything that has a meaning is written once, here, on top
+of them, so that back ends cannot drift. `TABLES` says how rows are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from refold.errors import Fenced, StoreDamaged
+from refold.records import (
+    AttemptRow,
+    BlueprintRecord,
+    CommandRow,
+    DecisionRow,
+    LogRecord,
+    LogRow,
+    MetaRow,
+    ReplayRow,
+    Row,
+    RunRecord,
+    RunStatus,
+    SessionRecord,
+    TaskRecord,
+    ValueRow,
+    genesis,
+    replay_hash,
+    seal_log,
+)
+
+R = TypeVar("R", bound=Row)
+T = TypeVar("T")
+
+
+class Table(msgspec.Struct, frozen=True):
+    """How rows of one kind are stored and found: table name, primary key, further unique keys, plain indexes."""
+
+    name: str
+    key: tuple[str, ...] = ("n",)
+    unique: tuple[tuple[str, ...], ...] = ()
+    indexed: tuple[tuple[str, ...], ...] = ()
+
+
+TABLES: Final[Mapping[type[Row], Table]] = {
+    MetaRow: Table("meta", ("key",)),
+    BlueprintRecord: Table("blueprint", indexed=(("blueprint_id",),)),
+    TaskRecord: Table("task", unique=(("task_id",),)),
+    SessionRecord: Table("session", unique=(("session_id",),), indexed=(("updated_at",),)),
+    RunRecord: Table("run", unique=(("run_id",),), indexed=(("status",), ("task",), ("session",))),
+    AttemptRow: Table("attempt", ("run", "ordinal")),
+    ReplayRow: Table(
+        "replay_log",
+        ("run", "ordinal"),
+        unique=(("run", "step_ref", "input_hash", "occurrence", "generation"),),
+    ),
+    DecisionRow: Table("decision", ("run", "ordinal"), unique=(("run", "lane_json", "fork", "generation"),)),
+    LogRow: Table("log", ("session", "seq")),
+    CommandRow: Table("command", ("command_id",)),
+    ValueRow: Table("value", ("digest",)),
+}
+
+
+class AttemptEnd(Row, frozen=True, kw_only=True):
+    """The end of the attempt `ordinal`, and the record that shows it."""
+
+    ordinal: int
+    status: str
+    record: LogRecord
+
+
+class AttemptOpen(Row, frozen=True, kw_only=True):
+    """An attempt that is granted its slot, and the record that shows it; the store fills in `attempt.opened`."""
+
+    attempt: AttemptRow
+    record: LogRecord
+
+
+class StepCommit(Row, frozen=True, kw_only=True):
+    """All that one advance of a Run writes. `rows_after` and `chain_after` are the Run's once `rows` are in."""
+
+    run: int
+    session: int
+    epoch: int
+    at: int
+    passes: tuple[ReplayRow, ...] = ()
+    decisions: tuple[DecisionRow, ...] = ()
+    rows_after: int
+    chain_after: bytes
+    ends: tuple[AttemptEnd, ...] = ()
+    opens: tuple[AttemptOpen, ...] = ()
+    values: tuple[ValueRow, ...] = ()
+
+
+class Reader(Protocol):
+    """What can be asked of a store inside one consistent view."""
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        """The row with this primary key."""
+        ...
+
+    def find(
+        self, kind: type[R], *, after: int = 0, limit: int | None = None, newest_first: bool = False, **equals: Any
+    ) -> list[R]:
+        """The rows whose members equal, ordered by primary key, those whose last key member is > `after`."""
+        ...
+
+    def log(self, session: int, after: int, limit: int | None = None) -> list[LogRow]:
+        """The log rows with seq > `after`, ascending."""
+        ...
+
+    def log_before(self, session: int, before: int, limit: int) -> list[LogRow]:
+        """The last `limit` log rows with seq < `before`, ascending."""
+        ...
+
+
+class Tx(Reader, Protocol):
+    """What can be done inside one transaction. Nothing may await in it."""
+
+    def insert(self, row: R) -> R:
+        """Stores a new row; returns it with its integer key where it has one. Duplicate keys raise StoreError."""
+        ...
+
+    def put(self, row: Row) -> None:
+        """Stores a row unless one with its primary key is there (content-addressed values)."""
+        ...
+
+    def update(
+        self, kind: type[Row], key: Sequence[Any], *, where: Mapping[str, Any] | None = None, **changes: Any
+    ) -> bool:
+        """Changes members of the row with this primary key if `where` holds of it: a compare-and-set. False if not."""
+        ...
+
+
+class Store(Protocol):
+    """One durable place for everything. Used from one event loop; see the module docstring for its three verbs."""
+
+    async def commit(self, step: StepCommit) -> tuple[int, ...]:
+        """Applies `step`; the seqs of the records in `step.opens`. Fenced, CommitFailed: nothing of it was written."""
+        ...
+
+    async def write(self, fn: Callable[[Tx], T]) -> T:
+        """Runs `fn` in a transaction of its own savepoint and returns its result after the commit."""
+        ...
+
+    async def read(self, fn: Callable[[Reader], T]) -> T:
+        """Runs `fn` on what is committed."""
+        ...
+
+    def on_commit(self, wake: Callable[[Mapping[int, int]], None]) -> None:
+        """Registers `wake({session: head seq})`, called after every commit that appended to a log."""
+        ...
+
+    async def close(self) -> None:
+        """Ends the store: what was acknowledged stays."""
+        ...
+
+
+def apply_step(tx: Tx, step: StepCommit) -> tuple[int, ...]:
+    """The meaning of a StepCommit, for every back end."""
+    owned = tx.update(
+        RunRecord,
+        (step.run,),
+        where={"epoch": step.epoch, "status": RunStatus.RUNNING},
+        rows=step.rows_after,
+        chain=step.chain_after,
+        updated_at=step.at,
+    )
+    if not owned:
+        raise Fenced(f"a driver of epoch {step.epoch} no longer owns its Run; it stops", epoch=step.epoch)
+    for value in step.values:
+        tx.put(value)
+    for row in (*step.passes, *step.decisions):
+        tx.insert(row)
+    records = [end.record for end in step.ends] + [opened.record for opened in step.opens]
+    seqs = [row.seq for row in append_log(tx, step.session, records)]
+    for end in step.ends:
+        tx.update(AttemptRow, (step.run, end.ordinal), status=end.status, ended_at=end.record.at)
+    opened_seqs = tuple(seqs[len(step.ends) :])
+    for opened, seq in zip(step.opens, opened_seqs, strict=True):
+        tx.insert(msgspec.structs.replace(opened.attempt, opened=seq))
+    return opened_seqs
+
+
+def append_log(tx: Tx, session: int, records: Iterable[LogRecord]) -> list[LogRow]:
+    """Appends to a Session's log under its row: insert order is commit order, seqs are dense, the chain goes on."""
+    head = tx.get(SessionRecord, session)
+    if head is None:
+        raise StoreDamaged(f"no session row {session} to append to", session=session)
+    seq, chain, at = head.seq, head.chain, head.updated_at
+    rows: list[LogRow] = []
+    for record in records:
+        seq += 1
+        row = seal_log(session, seq, chain, record)
+        tx.insert(row)
+        rows.append(row)
+        chain, at = row.hash, record.at
+    if rows:
+        tx.update(SessionRecord, (session,), seq=seq, chain=chain, updated_at=at)
+    return rows
+
+
+def verify_replay(run: RunRecord, rows: Sequence[ReplayRow], decisions: Sequence[DecisionRow]) -> None:
+    """Checks a Run's replay log against the chain in its record; raises StoreDamaged with what does not match.
+
+    A cursor built from a damaged log would hand a wrong answer to the flow as if it had been paid for (law 10).
+    """
+    chain, ordinal = genesis(run.run_id), 0
+    for row in sorted((*rows, *decisions), key=lambda row: row.ordinal):
+        ordinal += 1
+        if row.ordinal != ordinal or replay_hash(chain, row) != row.hash:
+            raise StoreDamaged(
+                f"run {run.run_id}: row {ordinal} of its replay log does not match its hash; the Run is not resumed",
+                run_id=run.run_id,
+                ordinal=ordinal,
+            )
+        chain = row.hash
+    if (ordinal, chain) != (run.rows, run.chain):
+        raise StoreDamaged(
+            f"run {run.run_id}: its replay log ends at row {ordinal}, expected {run.rows}; the Run is not resumed",
+            run_id=run.run_id,
+            ordinal=ordinal,
+        )

@@ -1,0 +1,137 @@
+"""The store that forgets at exit: the shortest one, behind `--ephemeral`, and the model that others are tested against.
+
+Rows are immutable, so a table is a dict of references. A transaction applies its changes at once and keeps how to undo
+each; one that raises is undone in reverse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from refold.errors import StoreError
+from refold.records import LogRow, Row, SessionRecord
+from refold.store.base import TABLES, StepCommit, Tx, apply_step
+
+R = TypeVar("R", bound=Row)
+T = TypeVar("T")
+
+
+class Tables:
+    """The rows by kind and primary key, and an index from each further unique key to it."""
+
+    def __init__(self) -> None:
+        self.rows: dict[type[Row], dict[tuple[Any, ...], Row]] = {kind: {} for kind in TABLES}
+        self.unique: dict[tuple[type[Row], tuple[str, ...]], set[tuple[Any, ...]]] = {
+            (kind, names): set() for kind, table in TABLES.items() for names in table.unique
+        }
+
+
+class MemoryStore:
+    """A store in this process only. `tables` may be handed on to stand for a reopened store in tests."""
+
+    def __init__(self, tables: Tables | None = None) -> None:
+        self.tables = tables or Tables()
+        self._wake: Callable[[Mapping[int, int]], None] = lambda heads: None
+
+    async def commit(self, step: StepCommit) -> tuple[int, ...]:
+        return await self.write(lambda tx: apply_step(tx, step))
+
+    async def write(self, fn: Callable[[Tx], T]) -> T:
+        tx = _MemoryTx(self.tables)
+        try:
+            result = fn(tx)
+        except BaseException:
+            tx.undo()
+            raise
+        if tx.heads:
+            self._wake(tx.heads)
+        return result
+
+    async def read(self, fn: Callable[[Any], T]) -> T:
+        return fn(_MemoryTx(self.tables))
+
+    def on_commit(self, wake: Callable[[Mapping[int, int]], None]) -> None:
+        self._wake = wake
+
+    async def close(self) -> None:
+        self._wake = lambda heads: None
+
+
+class _MemoryTx:
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._undo: list[Callable[[], Any]] = []
+        self.heads: dict[int, int] = {}
+
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        return self._tables.rows[kind].get(key)  # type: ignore[return-value]
+
+    def find(
+        self, kind: type[R], *, after: int = 0, limit: int | None = None, newest_first: bool = False, **equals: Any
+    ) -> list[R]:
+        found = [
+            key
+            for key, row in self._tables.rows[kind].items()
+            if (not after or key[-1] > after) and all(getattr(row, name) == value for name, value in equals.items())
+        ]
+        found.sort(reverse=newest_first)
+        return [self._tables.rows[kind][key] for key in found[:limit]]  # type: ignore[misc]
+
+    def log(self, session: int, after: int, limit: int | None = None) -> list[LogRow]:
+        rows, log = [], self._tables.rows[LogRow]
+        while limit is None or len(rows) < limit:
+            row = log.get((session, after + len(rows) + 1))
+            if row is None:
+                break
+            rows.append(row)
+        return rows  # type: ignore[return-value]
+
+    def log_before(self, session: int, before: int, limit: int) -> list[LogRow]:
+        owner = self.get(SessionRecord, session)
+        last = min(before - 1, owner.seq if owner else 0)
+        first = max(0, last - limit)
+        return self.log(session, first, last - first)
+
+    def insert(self, row: R) -> R:
+        kind = type(row)
+        table, spec = self._tables.rows[kind], TABLES[kind]
+        if spec.key == ("n",):
+            row = msgspec.structs.replace(row, n=next(reversed(table), (0,))[0] + 1)  # type: ignore[call-arg]
+        key = _members(row, spec.key)
+        claims = [(self._tables.unique[kind, names], _members(row, names)) for names in spec.unique]
+        if key in table or any(claim in taken for taken, claim in claims):
+            raise StoreError(f"a {spec.name} row {key} is there already", table=spec.name)
+        table[key] = row
+        self._undo.append(lambda: table.pop(key))
+        for taken, claim in claims:
+            taken.add(claim)
+            self._undo.append(lambda taken=taken, claim=claim: taken.discard(claim))
+        if isinstance(row, LogRow):
+            self.heads[row.session] = row.seq
+        return row
+
+    def put(self, row: Row) -> None:
+        if _members(row, TABLES[type(row)].key) not in self._tables.rows[type(row)]:
+            self.insert(row)
+
+    def update(
+        self, kind: type[Row], key: Sequence[Any], *, where: Mapping[str, Any] | None = None, **changes: Any
+    ) -> bool:
+        table = self._tables.rows[kind]
+        old = table.get(tuple(key))
+        if old is None or any(getattr(old, name) != value for name, value in (where or {}).items()):
+            return False
+        table[tuple(key)] = msgspec.structs.replace(old, **changes)
+        self._undo.append(lambda: table.__setitem__(tuple(key), old))
+        return True
+
+
+def _members(row: Row, names: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(getattr(row, name) for name in names)

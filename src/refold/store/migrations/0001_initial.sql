@@ -1,0 +1,152 @@
+-- The first released schema. Integer keys (n, run, session) never leave the store; text ids do.
+-- Rowid tables with one unique index each: WITHOUT ROWID with a four-column key was three times slower in groups.
+
+CREATE TABLE meta (
+  key   TEXT PRIMARY KEY,
+  value BLOB NOT NULL
+);
+
+CREATE TABLE blueprint (
+  n            INTEGER PRIMARY KEY,
+  blueprint_id TEXT NOT NULL,
+  version      TEXT NOT NULL,
+  body_json    TEXT NOT NULL,
+  created_at   INTEGER NOT NULL
+);
+CREATE INDEX blueprint_blueprint_id ON blueprint (blueprint_id);
+
+CREATE TABLE task (
+  n              INTEGER PRIMARY KEY,
+  task_id        TEXT NOT NULL UNIQUE,
+  session_id     TEXT NOT NULL,
+  goal           TEXT NOT NULL,
+  blueprint_json TEXT NOT NULL,
+  init_ctx_json  TEXT NOT NULL,
+  labels_json    TEXT NOT NULL,
+  status         TEXT NOT NULL,
+  created_at     INTEGER NOT NULL,
+  updated_at     INTEGER NOT NULL
+);
+
+CREATE TABLE session (
+  n              INTEGER PRIMARY KEY,
+  session_id     TEXT NOT NULL UNIQUE,
+  task           INTEGER NOT NULL,
+  seq            INTEGER NOT NULL,
+  chain          BLOB NOT NULL,
+  active_run     INTEGER,
+  active_turn    TEXT,
+  held           INTEGER NOT NULL,
+  launched       INTEGER NOT NULL,
+  turns          INTEGER NOT NULL,
+  model_id       TEXT NOT NULL,
+  workspace_root TEXT,
+  name           TEXT,
+  created_at     INTEGER NOT NULL,
+  updated_at     INTEGER NOT NULL
+);
+CREATE INDEX session_updated_at ON session (updated_at);
+
+CREATE TABLE run (
+  n           INTEGER PRIMARY KEY,
+  run_id      TEXT NOT NULL UNIQUE,
+  task        INTEGER NOT NULL,
+  task_id     TEXT NOT NULL,
+  session     INTEGER NOT NULL,
+  session_id  TEXT NOT NULL,
+  status      TEXT NOT NULL,
+  waiting_on  TEXT,
+  epoch       INTEGER NOT NULL,
+  generation  INTEGER NOT NULL,
+  activation  INTEGER NOT NULL,
+  turn_id     TEXT,
+  opened      INTEGER NOT NULL,
+  input_json  TEXT,
+  result_json TEXT,
+  rows        INTEGER NOT NULL,
+  chain       BLOB NOT NULL,
+  labels_json TEXT NOT NULL,
+  created_at  INTEGER NOT NULL,
+  updated_at  INTEGER NOT NULL,
+  started_at  INTEGER,
+  activated_at INTEGER NOT NULL,
+  ended_at    INTEGER
+);
+CREATE INDEX run_status ON run (status);
+CREATE INDEX run_task ON run (task);
+CREATE INDEX run_session ON run (session);
+
+CREATE TABLE attempt (
+  run        INTEGER NOT NULL,
+  ordinal    INTEGER NOT NULL,
+  generation INTEGER NOT NULL,
+  epoch      INTEGER NOT NULL,
+  step_id    TEXT NOT NULL,
+  step_ref   TEXT NOT NULL,
+  input_hash TEXT NOT NULL,
+  occurrence INTEGER NOT NULL,
+  attempt    INTEGER NOT NULL,
+  lane_json  TEXT NOT NULL,
+  opened     INTEGER NOT NULL,
+  started_at INTEGER NOT NULL,
+  status     TEXT,
+  ended_at   INTEGER,
+  PRIMARY KEY (run, ordinal)
+);
+
+CREATE TABLE replay_log (
+  run               INTEGER NOT NULL,
+  ordinal           INTEGER NOT NULL,
+  generation        INTEGER NOT NULL,
+  epoch             INTEGER NOT NULL,
+  step_ref          TEXT NOT NULL,
+  input_hash        TEXT NOT NULL,
+  occurrence        INTEGER NOT NULL,
+  lane_json         TEXT NOT NULL,
+  ctx_snapshot_json TEXT NOT NULL,
+  step_output_json  TEXT NOT NULL,
+  created_at        INTEGER NOT NULL,
+  hash              BLOB NOT NULL,
+  UNIQUE (run, step_ref, input_hash, occurrence, generation)
+);
+
+CREATE TABLE decision (
+  run        INTEGER NOT NULL,
+  ordinal    INTEGER NOT NULL,
+  generation INTEGER NOT NULL,
+  epoch      INTEGER NOT NULL,
+  lane_json  TEXT NOT NULL,
+  fork       INTEGER NOT NULL,
+  winner     INTEGER NOT NULL,
+  created_at INTEGER NOT NULL,
+  hash       BLOB NOT NULL,
+  PRIMARY KEY (run, ordinal),
+  UNIQUE (run, lane_json, fork, generation)
+);
+
+CREATE TABLE log (
+  session   INTEGER NOT NULL,
+  seq       INTEGER NOT NULL,
+  type      TEXT NOT NULL,
+  at        INTEGER NOT NULL,
+  run       INTEGER,
+  turn_id   TEXT,
+  item_id   TEXT,
+  revision  INTEGER NOT NULL,
+  origin    INTEGER,
+  body_json TEXT NOT NULL,
+  hash      BLOB NOT NULL,
+  PRIMARY KEY (session, seq)
+);
+
+CREATE TABLE command (
+  command_id  TEXT PRIMARY KEY,
+  digest      TEXT NOT NULL,
+  answer_json TEXT NOT NULL,
+  created_at  INTEGER NOT NULL
+);
+
+CREATE TABLE value (
+  digest TEXT PRIMARY KEY,
+  body   TEXT NOT NULL
+);

@@ -1,0 +1,74 @@
+"""The view of a Session: how log rows become frames, frames become state, and state becomes a snapshot. Pure.
+
+    LogRecord ──seal──> LogRow ──record.render──> Frame ──fold.apply──> ViewState ──snapshot──> what a resume serves
+    session_log          │                          │
+    turn_log             └──── page.frames_after ───┘            cursor: the text that names a position
+    step_log                   (push, page, suffix)              ladder: which form of history is served
+
+Not here: reading and writing rows (`store`), who is told when (`session`), the JSON-RPC envelope (`protocol`).
+"""
+
+from refold.view.cursor import GENESIS, Claim, Mint, Position, decode, holds, mint, minter
+from refold.view.fold import Outcome, ViewState, apply, apply_all
+from refold.view.ladder import Anchor, Preference, Rung, attempts, choose, history
+from refold.view.page import frames_after, head, last_cursor, origins, start_of_page
+from refold.view.parts import rfc3339
+from refold.view.payload import JSON_TEXT, PLAIN_TEXT, Payload, clip, stow
+from refold.view.record import Frame, render
+from refold.view.session_log import model_changed, session_created, session_resumed
+from refold.view.snapshot import elide, fold_digest, seed, snapshot_state, view_snapshot, weigh
+from refold.view.step_log import ITEM_STATUS, child, step_completed, step_dispatched
+from refold.view.turn_log import turn_completed, turn_ended, turn_opened, turn_refused, turn_unqueued, turn_woken
+
+__all__ = [
+    "GENESIS",
+    "ITEM_STATUS",
+    "JSON_TEXT",
+    "PLAIN_TEXT",
+    "Anchor",
+    "Claim",
+    "Frame",
+    "Mint",
+    "Outcome",
+    "Payload",
+    "Position",
+    "Preference",
+    "Rung",
+    "ViewState",
+    "apply",
+    "apply_all",
+    "attempts",
+    "child",
+    "choose",
+    "clip",
+    "decode",
+    "elide",
+    "fold_digest",
+    "frames_after",
+    "head",
+    "history",
+    "holds",
+    "last_cursor",
+    "mint",
+    "minter",
+    "model_changed",
+    "origins",
+    "render",
+    "rfc3339",
+    "seed",
+    "session_created",
+    "session_resumed",
+    "snapshot_state",
+    "start_of_page",
+    "step_completed",
+    "step_dispatched",
+    "stow",
+    "turn_completed",
+    "turn_ended",
+    "turn_opened",
+    "turn_refused",
+    "turn_unqueued",
+    "turn_woken",
+    "view_snapshot",
+    "weigh",
+]

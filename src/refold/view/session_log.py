@@ -1,0 +1,56 @@
+"""The log records of a Session as a whole: how each is built, and how it renders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from refold.records import LogRecord, LogRow, LogType
+from refold.view.parts import Members, Part, Renderer
+
+ModelSource = Literal["default", "user"]
+
+
+def session_created(at: int, *, model: str, source: ModelSource, client: str, command: str) -> LogRecord:
+    """A Session begins, with the Blueprint `model`. The cursor that session/start answers covers its frames.
+
+    Args:
+        at: when.
+        model: the model id.
+        source: whether `model` was chosen or is the default.
+        client: the name of the client that asked.
+        command: the command that asked.
+    """
+    body = {"model": model, "source": source, "client": client, "command": command}
+    return LogRecord(type=LogType.SESSION_CREATED, at=at, body=body)
+
+
+def _session_created(row: LogRow, body: Members, opening: LogRow | None) -> list[Part]:
+    who = {"clientName": body["client"], "commandId": body["command"]}
+    approvals = who | {"mode": "promptUnmatched", "source": "startup"}
+    return [*_model_changed(row, body, opening), ("session/approvalModeChanged", approvals)]
+
+
+def session_resumed(at: int, *, command: str) -> LogRecord:
+    """A Session is loaded from disk. Durable, but no event of the view: no client's state changes by it."""
+    return LogRecord(type=LogType.SESSION_RESUMED, at=at, body={"command": command})
+
+
+def _session_resumed(row: LogRow, body: Members, opening: LogRow | None) -> list[Part]:
+    return []
+
+
+def model_changed(at: int, *, model: str, source: ModelSource, command: str) -> LogRecord:
+    """Later turns run another Blueprint. See `session_created`."""
+    return LogRecord(type=LogType.MODEL_CHANGED, at=at, body={"model": model, "source": source, "command": command})
+
+
+def _model_changed(row: LogRow, body: Members, opening: LogRow | None) -> list[Part]:
+    return [("session/modelChanged", {"modelId": body["model"], "providerId": None, "source": body["source"]})]
+
+
+RENDERERS: Final[Mapping[LogType, Renderer]] = {
+    LogType.SESSION_CREATED: _session_created,
+    LogType.SESSION_RESUMED: _session_resumed,
+    LogType.MODEL_CHANGED: _model_changed,
+}

@@ -1,0 +1,12 @@
+"""Hypothesis profiles: `HYPOTHESIS_PROFILE=long pytest tests/core` looks for longer."""
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+QUIET = {"deadline": None, "print_blob": True, "suppress_health_check": [HealthCheck.too_slow]}
+
+settings.register_profile("dev", max_examples=200, **QUIET)
+settings.register_profile("ci", max_examples=500, **QUIET)
+settings.register_profile("long", max_examples=5000, **QUIET)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
