@@ -47,6 +47,7 @@ def within(needle, haystack):
         (binary("lte", "$.d.n", 5), True),
         (binary("gt", "$.d.n", 4), True),
         (binary("gt", "$.d.big", 1e308), True),
+        (binary("gt", -(10**400), -1e308), False),
         (binary("gte", "$.d.n", 6), False),
         (binary("lt", "a", "b"), True),
         (binary("lt", "\uffff", "😀"), True),  # as UTF-8 bytes; UTF-16 units order the other way

@@ -159,6 +159,11 @@ def test_our_inside_stays_inside(cls: type[RefoldError]) -> None:
     assert told["data"]["reason"] == camel(cls.kind)
 
 
+def test_long_texts_are_cut() -> None:
+    assert error_object(RefoldError("x" * 10_000))["message"] == "internal error"
+    assert error_object(RefoldError("x" * 10_000, kind="bad_input"))["message"] == "x" * TEXT_CHARS
+
+
 def test_a_missing_output_is_typed_as_unavailable() -> None:
     asked = {"itemId": "i", "outputRef": "o", "sessionId": "s"}
     told = data_of(NotFound("no such value", kind="value_not_found"), asked)

@@ -468,7 +468,8 @@ def test_whole_frames_are_read_as_lines_are() -> None:
     members = {"jsonrpc": "2.0", "id": "big", "method": "session/list", "params": {"x": "é" * 2000}}
     big = json.dumps(members, ensure_ascii=False)
     assert len(big) < 4000 < len(big.encode())
-    for text in (hello().decode().rstrip(), '{"jsonrpc":"2.0",\n"method":"initialized"}', LIST, big, "\ud800", ""):
+    lone = '{"jsonrpc":"2.0","id":"\ud800","method":"session/list"}'
+    for text in (hello().decode().rstrip(), '{"jsonrpc":"2.0",\n"method":"initialized"}', LIST, big, lone, ""):
         connection.receive_frame(text)
     assert connection.state is State.READY
     assert [event.method for event in connection.events()] == ["session/list"]

@@ -62,6 +62,10 @@ def test_an_ephemeral_host_withholds_what_promises_to_last() -> None:
     assert {name for name, row in TABLE.items() if row.durable_only} == WITHHELD
 
 
+def test_what_cannot_be_opted_out_of() -> None:
+    assert PROTECTED == {"approval/resolved", "userInput/settled", "view/gap", "session/leaveCompleted"}
+
+
 def test_the_other_lists_name_notifications_of_the_package() -> None:
     assert {*PROTECTED, *CLIENT_NOTIFICATIONS, *NOTIFICATION_CAPABILITIES} <= set(msp.NOTIFICATIONS)
     assert {*NOTIFICATION_CAPABILITIES.values()} <= set(GRANTABLE)
@@ -103,6 +107,11 @@ def test_no_other_name_is_served(name: str) -> None:
     with pytest.raises(RefoldError) as caught:
         methods.find("x" + name, SERVABLE, GRANTABLE, ephemeral=False)
     assert caught.value.kind == "method_not_found"
+
+
+def test_a_long_name_is_not_repeated_whole() -> None:
+    with pytest.raises(RefoldError) as caught:
+        methods.find("x" * 10_000, SERVABLE, GRANTABLE, ephemeral=False)
     assert len(caught.value.message) < 200
 
 

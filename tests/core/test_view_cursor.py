@@ -115,7 +115,7 @@ def test_positions_are_ordered_by_row_then_frame():
     ]
 
 
-@given(logs(max_ops=8))
+@given(logs(max_size=16))
 def test_a_cursor_holds_in_its_own_history_only(log):
     for position, frame in log.placed():
         claim, row = decode(KEY, SESSION, frame["params"]["viewCursor"]), log.rows[position.seq - 1]

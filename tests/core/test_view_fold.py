@@ -113,7 +113,7 @@ def test_every_notification_of_the_protocol_is_folded_or_known_not_to_be_an_even
 # -- laws -------------------------------------------------------------------------------------------------------------
 
 
-@given(logs(max_ops=14))
+@given(logs(max_size=28))
 def test_prefix_and_suffix_are_genesis_at_every_cut(log):
     frames = log.frames()
     whole, prefix = meaning(genesis(frames)), ViewState()
@@ -151,7 +151,7 @@ def test_a_missing_frame_is_a_gap_until_it_comes(log, data):
     assert meaning(apply_all(state, frames[cut:])) == meaning(genesis(frames))
 
 
-@given(logs(max_ops=8), st.randoms(use_true_random=False))
+@given(logs(max_size=16), st.randoms(use_true_random=False))
 def test_whatever_the_order_of_delivery_the_state_is_a_prefix(log, random):
     frames = log.frames()
     prefixes = {meaning(genesis(frames[:n])) for n in range(len(frames) + 1)}
@@ -163,7 +163,9 @@ def test_whatever_the_order_of_delivery_the_state_is_a_prefix(log, random):
 
 # -- totality ---------------------------------------------------------------------------------------------------------
 
-scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
+)
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
 )

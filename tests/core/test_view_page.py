@@ -19,7 +19,7 @@ def walk(log: Log, after: Position, until: Position | None = None, first: int | 
     return list(frames_after(rows, openings, SESSION, log.mint, after, until))
 
 
-@given(logs(max_ops=12))
+@given(logs(max_size=24))
 def test_after_every_position_comes_exactly_the_rest(log):
     placed = log.placed()
     assert walk(log, GENESIS) == placed
@@ -27,7 +27,7 @@ def test_after_every_position_comes_exactly_the_rest(log):
         assert walk(log, position) == placed[n:]
 
 
-@given(logs(max_ops=12), st.data())
+@given(logs(max_size=24), st.data())
 def test_a_walk_stops_strictly_before_its_end(log, data):
     placed = log.placed()
     i = data.draw(st.integers(0, len(placed) - 1))
@@ -36,7 +36,7 @@ def test_a_walk_stops_strictly_before_its_end(log, data):
     assert walk(log, placed[i][0], head(log.rows[-1])) == placed[i + 1 :]
 
 
-@given(logs(max_ops=12), st.integers(1, 9))
+@given(logs(max_size=24), st.integers(1, 9))
 def test_pages_forward_join_to_the_whole_view(log, limit):
     pages, after = [], GENESIS
     while page := list(islice(walk(log, after), limit)):
@@ -45,7 +45,7 @@ def test_pages_forward_join_to_the_whole_view(log, limit):
     assert pages == log.placed()
 
 
-@given(logs(max_ops=12), st.integers(1, 9))
+@given(logs(max_size=24), st.integers(1, 9))
 def test_pages_backward_join_to_the_whole_view(log, limit):
     pages, until = [], head(log.rows[-1])
     while True:
@@ -59,7 +59,7 @@ def test_pages_backward_join_to_the_whole_view(log, limit):
     assert pages == log.placed()
 
 
-@given(logs(max_ops=12), st.integers(1, 9), st.data())
+@given(logs(max_size=24), st.integers(1, 9), st.data())
 def test_the_start_of_a_page_is_found_in_few_rows_or_not_at_all(log, limit, data):
     placed = log.placed()
     n = data.draw(st.integers(0, len(placed) - 1))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import length_hint
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -77,39 +79,44 @@ class Log:
 
 
 LONG = {"plain": "x" * 9_000, "wide": "ünïcode € " * 1_000, "json": '{"a":[' + "1," * 5_000 + "1]}"}
-texts = st.one_of(st.text(max_size=12), st.sampled_from(sorted(LONG.values())))
-lanes = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), max_size=2).map(tuple)
-Op = Callable[[st.DrawFn, Log], None]
+SHORT = ("", "hi", "ünïcode €", '\x00\x1f"\\/\n', "\u2028\ufffd😀", "x" * 8_191 + "é")
+TEXTS = (*SHORT, *LONG.values())
+LANES = ((), ((0, 1),), ((0, 1), (2, 3)))
+texts = st.sampled_from(TEXTS)
+Pick = Callable[[Sequence[Any]], Any]
+"""Chooses one of some options."""
+
+Op = Callable[[Pick, Log], None]
 
 
-def _payload(draw: st.DrawFn) -> object:
-    return stow(draw(texts))[0]
+def _payload(pick: Pick) -> object:
+    return stow(pick(TEXTS))[0]
 
 
-def _create(draw: st.DrawFn, log: Log) -> None:
-    source = draw(st.sampled_from(["default", "user"]))
+def _create(pick: Pick, log: Log) -> None:
+    source = pick(["default", "user"])
     log.append(session_created(log.now, model="echo", source=source, client="c", command=uuid7(0)))
 
 
-def _resume(draw: st.DrawFn, log: Log) -> None:
+def _resume(pick: Pick, log: Log) -> None:
     log.append(session_resumed(log.now, command=uuid7(len(log.rows))))
 
 
-def _model(draw: st.DrawFn, log: Log) -> None:
-    model = draw(st.sampled_from(["echo", "nap", "inline:0a"]))
+def _model(pick: Pick, log: Log) -> None:
+    model = pick(["echo", "nap", "inline:0a"])
     log.append(model_changed(log.now, model=model, source="user", command=uuid7(len(log.rows))))
 
 
-def _refuse(draw: st.DrawFn, log: Log) -> None:
-    log.append(turn_refused(log.now, run=1, turn_id=uuid7(len(log.rows)), message=draw(texts)))
+def _refuse(pick: Pick, log: Log) -> None:
+    log.append(turn_refused(log.now, run=1, turn_id=uuid7(len(log.rows)), message=pick(TEXTS)))
 
 
-def _unqueue(draw: st.DrawFn, log: Log) -> None:
+def _unqueue(pick: Pick, log: Log) -> None:
     turn_id = uuid7(len(log.rows))
     log.append(turn_unqueued(log.now, run=1, turn_id=turn_id, command=turn_id))
 
 
-def _open(draw: st.DrawFn, log: Log) -> None:
+def _open(pick: Pick, log: Log) -> None:
     turn_id = uuid7(len(log.rows))
     log.turn = log.append(
         turn_opened(
@@ -117,8 +124,8 @@ def _open(draw: st.DrawFn, log: Log) -> None:
             run=1,
             turn_id=turn_id,
             command=turn_id,
-            text=_payload(draw),
-            display=draw(st.none() | texts),
+            text=_payload(pick),
+            display=pick((None, *SHORT)),
             run_id=RUN_ID,
             blueprint="echo",
             trigger="turn/start",
@@ -126,22 +133,22 @@ def _open(draw: st.DrawFn, log: Log) -> None:
     )
 
 
-def _wake(draw: st.DrawFn, log: Log) -> None:
+def _wake(pick: Pick, log: Log) -> None:
     log.turn = log.append(
         turn_woken(
             log.now,
             run=1,
             turn_id=uuid7(len(log.rows)),
-            command=draw(st.none() | st.just(uuid7(999))),
+            command=pick([None, uuid7(999)]),
             run_id=RUN_ID,
             blueprint="inline:0a",
             trigger="resume",
-            resume_from=draw(st.none() | st.just(RUN_ID)),
+            resume_from=pick([None, RUN_ID]),
         )
     )
 
 
-def _dispatch(draw: st.DrawFn, log: Log) -> None:
+def _dispatch(pick: Pick, log: Log) -> None:
     step_id = f"ST-{len(log.rows):032x}"
     log.steps[step_id] = log.append(
         step_dispatched(
@@ -150,18 +157,18 @@ def _dispatch(draw: st.DrawFn, log: Log) -> None:
             turn_id=log.turn.turn_id,
             step_id=step_id,
             ref="worker",
-            args=_payload(draw),
+            args=_payload(pick),
             attempt=1,
-            occurrence=draw(st.integers(0, 3)),
-            lane=draw(lanes),
+            occurrence=len(log.steps),
+            lane=pick(LANES),
             input_hash="0a" * 32,
         )
     )
 
 
-def _complete(draw: st.DrawFn, log: Log, outcomes: tuple[AttemptStatus, ...] = tuple(AttemptStatus)) -> None:
-    step_id = draw(st.sampled_from(sorted(log.steps)))
-    outcome = draw(st.sampled_from(outcomes))
+def _complete(pick: Pick, log: Log, outcomes: tuple[AttemptStatus, ...] = tuple(AttemptStatus)) -> None:
+    step_id = pick(sorted(log.steps))
+    outcome = pick(outcomes)
     good = outcome in (AttemptStatus.PASSED, AttemptStatus.SKIPPED)
     log.append(
         step_completed(
@@ -171,35 +178,35 @@ def _complete(draw: st.DrawFn, log: Log, outcomes: tuple[AttemptStatus, ...] = t
             step_id=step_id,
             origin=log.steps.pop(step_id).seq,
             outcome=outcome,
-            ms=draw(st.integers(0, 10_000)),
-            output=_payload(draw) if good else None,
-            failure=None if good else (str(outcome), draw(texts)),
+            ms=len(log.rows),
+            output=_payload(pick) if good else None,
+            failure=None if good else (str(outcome), pick(TEXTS)),
         )
     )
 
 
-def _finish(draw: st.DrawFn, log: Log) -> None:
+def _finish(pick: Pick, log: Log) -> None:
     log.append(
         turn_completed(
-            log.now, run=1, turn_id=log.turn.turn_id, origin=log.turn.seq, answer=_payload(draw), ms=len(log.rows)
+            log.now, run=1, turn_id=log.turn.turn_id, origin=log.turn.seq, answer=_payload(pick), ms=len(log.rows)
         )
     )
     log.turn = None
 
 
-def _end(draw: st.DrawFn, log: Log) -> None:
+def _end(pick: Pick, log: Log) -> None:
     children = [child(s, ref="worker", attempt=1, status="cancelled", failure=("lost", "gone")) for s in log.steps]
     while log.steps:
-        _complete(draw, log, (AttemptStatus.CANCELLED,))
+        _complete(pick, log, (AttemptStatus.CANCELLED,))
     log.append(
         turn_ended(
             log.now,
             run=1,
             turn_id=log.turn.turn_id,
             origin=log.turn.seq,
-            terminal=draw(st.sampled_from(["failed", "cancelled"])),
+            terminal=pick(["failed", "cancelled"]),
             reason="server restart",
-            message=draw(st.none() | texts),
+            message=pick((None, *SHORT)),
             children=children,
             ms=7,
         )
@@ -217,14 +224,27 @@ def _legal(log: Log) -> list[Op]:
     return [*work, *done, _end, *anytime]
 
 
-@st.composite
-def logs(draw: st.DrawFn, session_id: str = SESSION, max_ops: int = 24) -> Log:
-    """A legal log that stops anywhere: idle, or with a turn and steps open."""
-    log = Log(session_id)
-    _create(draw, log)
-    for _ in range(draw(st.integers(0, max_ops))):
-        draw(st.sampled_from(_legal(log)))(draw, log)
+def written(choices: bytes, session_id: str = SESSION) -> Log:
+    """The log that `choices` spell, one byte a choice. It stops anywhere: idle, or with a turn and steps open."""
+    log, left = Log(session_id), iter(choices)
+
+    def pick(options: Sequence[Any]) -> Any:
+        return options[next(left, 0) % len(options)]
+
+    _create(pick, log)
+    while length_hint(left):
+        pick(_legal(log))(pick, log)
     return log
+
+
+def logs(max_size: int = 40, session_id: str = SESSION) -> st.SearchStrategy[Log]:
+    """Legal logs, of up to `max_size` choices: about half as many records.
+
+    One draw makes a whole log, since drawing every choice by itself takes ten times as long; its length is drawn first,
+    since binaries of open length are nearly always short.
+    """
+    choices = st.integers(0, max_size).flatmap(lambda size: st.binary(min_size=size, max_size=size))
+    return choices.map(partial(written, session_id=session_id))
 
 
 def example_log() -> Log:

@@ -120,8 +120,6 @@ class Supervisor:
 
 def load_replay(reader: Reader, run: RunRecord) -> tuple[list[ReplayRow], list[DecisionRow], list[AttemptRow]]:
     """The replay log of a Run, checked against its chain, and its attempts; raises StoreDamaged."""
-    if run.epoch == 1:
-        return [], [], []  # a first activation has nothing to replay: one read less for every launch
     rows = sorted(reader.find(ReplayRow, run=run.n), key=lambda row: row.ordinal)
     decisions = reader.find(DecisionRow, run=run.n)
     verify_replay(run, rows, decisions)

@@ -61,7 +61,7 @@ def _double(number: int | float) -> float:
     try:
         return float(number)
     except OverflowError:  # an integer beyond the doubles compares as the infinity on its side
-        return math.copysign(math.inf, number)
+        return math.inf if number > 0 else -math.inf
 
 
 def _type_error(op: str, why: str) -> FlowError:

@@ -223,7 +223,7 @@ class Connection:
                 try:
                     self._answer(message)
                 except RefoldError as error:
-                    self._refuse(message.id, error, message.params)
+                    self._refuse(message.id, error)
             case Notification(method, params):
                 self._heed(method, params)
             case Response(request_id, result, error) if type(request_id) is int and request_id in self._asked:
@@ -285,7 +285,6 @@ class Connection:
         # Only now is it known what the client wants: a frame may have been held since before `initialize`.
         self._frames += (frame for method, frame in self._held if method is None or self._wanted(method))
         self._held.clear()
-        self._held_bytes = 0
 
     def _wanted(self, method: str) -> bool:
         return method not in self._muted and methods.NOTIFICATION_CAPABILITIES.get(method) in (None, *self._granted)
