@@ -28,7 +28,7 @@
         ├── StoreDamaged        a hash or a chain does not match
         └── CommitFailed        disk full or I/O error: nothing of the batch was written
 
-This module knows no HTTP and no JSON-RPC: `server/http.py` and `protocol/jsonrpc.py` each map `kind`, and one test
+This module knows no HTTP and no JSON-RPC: `server/http_errors.py` and `protocol/codes.py` each map `kind`, and one test
 asserts that both maps are total.
 """
 

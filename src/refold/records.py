@@ -215,6 +215,27 @@ class AttemptRow(Row, frozen=True, kw_only=True):
     started_at: int
     status: str | None
     ended_at: int | None
+    outcome_json: str | None = None
+    """What it answered, unless it passed (the replay log has that) or was cut off: a dry replay answers with it."""
+    due_at: int | None = None
+    """When a `@wait` is over, by the wall clock: it holds across a restart."""
+
+
+class ActivationRow(Row, frozen=True, kw_only=True):
+    """One continuous drive of a Run, from its opening to its end: the history that the Run's record has no room for."""
+
+    run: int
+    activation: int
+    generation: int
+    epoch: int
+    verb: str
+    turn_id: str
+    opened_at: int
+    input_json: str | None
+    """The launch snapshot, where this activation brought a new one (launch, rerun-from)."""
+    status: str | None
+    result_json: str | None
+    closed_at: int | None
 
 
 class ReplayRow(Row, frozen=True, kw_only=True):
@@ -244,6 +265,21 @@ class DecisionRow(Row, frozen=True, kw_only=True):
     lane_json: str
     fork: int
     winner: int
+    created_at: int
+    hash: bytes = b""
+
+
+class CutRow(Row, frozen=True, kw_only=True):
+    """A rerun-from: it retires rows and decisions of earlier generations by naming their ordinals (law 7).
+
+    `retired_json` holds `[[first, last], …]`, ascending. Nothing is deleted: what was cut stays auditable.
+    """
+
+    run: int
+    ordinal: int
+    generation: int
+    epoch: int
+    retired_json: str
     created_at: int
     hash: bytes = b""
 
@@ -309,7 +345,7 @@ class LogRow(Row, frozen=True, kw_only=True):
         return FRAMES[self.type]
 
 
-Sealed = TypeVar("Sealed", ReplayRow, DecisionRow)
+Sealed = TypeVar("Sealed", ReplayRow, DecisionRow, CutRow)
 
 
 def _link(chain: bytes, members: list[Json]) -> bytes:
@@ -321,7 +357,7 @@ def seal(chain: bytes, row: Sealed) -> Sealed:
     return msgspec.structs.replace(row, hash=replay_hash(chain, row))
 
 
-def replay_hash(chain: bytes, row: ReplayRow | DecisionRow) -> bytes:
+def replay_hash(chain: bytes, row: ReplayRow | DecisionRow | CutRow) -> bytes:
     """The hash that `row` must carry after `chain`. A flipped bit in any member, or a missing row, changes it."""
     members = [getattr(row, name) for name in row.__struct_fields__ if name not in ("hash", "run")]
     return _link(chain, [type(row).__name__, *members])

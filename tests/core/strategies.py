@@ -96,51 +96,69 @@ json_values = st.recursive(
 
 # -- flows ------------------------------------------------------------------------------------------------------------
 
-PLACES = ["$.a", "$.b", "$.c", "$.a.x", "$.i"]
+CTX = {"a": {"x": 1}, "b": 2, "c": [0, 1], "i": 0}
+"""What generated flows expect to find, so that they do not all end at their first read."""
 
-_targets = st.sampled_from(PLACES).map(path)
-_literals = st.sampled_from([0, 1, 2.0, "s", None, True, [], [1], {}]).map(lit)
-_reads = st.sampled_from([*PLACES, *PLACES, "$", "$.missing"]).map(path)
+_targets = st.sampled_from(["$.a", "$.b", "$.b", "$.d", "$.d", "$.c", "$.a.x"]).map(path)
+_literals = st.sampled_from([0, 1, "s", None, {}]).map(lit)
+_reads = st.sampled_from(["$.a", "$.b", "$.b", "$.c", "$.i", "$.i", "$.i", "$.a.x", "$", "$.missing"]).map(path)
 _values = st.one_of(
     _literals,
     _reads,
     _reads,
     st.builds(binary, st.sampled_from(["add", "eq"]), _reads, _literals),
-    st.builds(unary, st.just("len"), _reads),
+    st.builds(unary, st.sampled_from(["len", "exists"]), _reads),
 )
 _conds = st.one_of(
     st.booleans().map(lit),
     st.builds(unary, st.sampled_from(["exists", "not"]), _reads),
     st.builds(binary, st.sampled_from(["eq", "ne", "lt"]), _reads, _literals),
-    st.just(lit(1)),
+    st.sampled_from([True, True, False, 1]).map(lit),  # 1 is no boolean: a pure error, after steps that were paid for
 )
-_items = st.one_of(st.lists(st.integers(0, 2), max_size=3).map(lit), _reads)
-_leaves = st.one_of(
-    st.builds(step, st.sampled_from("pqr"), _values, _targets),
-    st.builds(step, st.sampled_from("pqr"), _values, _targets),
-    st.builds(assign, _targets, _values),
+_steps = st.builds(step, st.sampled_from("pqr"), _values, _targets)
+_items = st.one_of(st.just(lit([0, 1])), st.lists(st.integers(0, 1), max_size=3).map(lit), st.just(path("$.c")))
+_joins = st.sampled_from(["all", "any", "any", "race", "race", "all_settled"])
+_limits = st.sampled_from([{}, {}, {"concurrency": 1}, {"concurrency": 2}])
+
+
+@st.composite
+def _node(draw: st.DrawFn, depth: int) -> Json:
+    kinds = ["step"] if depth == 0 else ["seq", "seq", "fanout", "fanout", "try", "loop", "branch", "step", "assign"]
+    inner = _node(depth - 1)
+    match draw(st.sampled_from(kinds)):
+        case "seq":
+            return seq(*draw(st.lists(inner, min_size=2, max_size=3)))
+        case "fanout":
+            out = draw(st.sampled_from(["$.f", "$.f", "$.c"]))
+            return fanout(draw(_items), draw(inner), draw(_joins), out, **draw(_limits))
+        case "try":
+            return guard(draw(inner), draw(inner), draw(st.sampled_from(["$.err", "$.b", None])))
+        case "loop":
+            return loop("$.n", draw(_conds), draw(inner), draw(st.integers(0, 3)))
+        case "branch":
+            return branch(draw(_conds), draw(inner), draw(inner))
+        case "assign":
+            return assign(draw(_targets), draw(_values))
+        case _:
+            return draw(_steps)
+
+
+def _go_on(node: Json) -> Json:
+    return guard(node, err_at="$.oops")
+
+
+_contests = st.builds(
+    lambda first, second, last, join: fanout([0, 1, 2], seq(first, second, last), join, "$.f"),
+    *(_steps, _steps, st.sampled_from([0, 1, 2]).flatmap(_node), st.sampled_from(["race", "any", "all"])),
 )
-
-
-def _nodes(inner: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
-    limits = st.sampled_from([{}, {}, {"concurrency": 1}, {"concurrency": 2}])
-    joins = st.sampled_from(["all", "any", "race", "all_settled"])
-    return st.one_of(
-        st.lists(inner, min_size=1, max_size=3).map(lambda children: seq(*children)),
-        st.builds(branch, _conds, inner, inner),
-        st.builds(loop, st.just("$.n"), _conds, inner, st.integers(0, 3)),
-        st.builds(guard, inner, inner),
-        st.builds(
-            lambda items, body, join, out, more: fanout(items, body, join, out, **more),
-            _items, inner, joins, st.sampled_from(["$.f", "$.g", "$.a"]), limits,
-        ),
-        st.builds(
-            lambda body, join, more: fanout([0, 1, 2], body, join, "$.f", **more), inner, joins, limits
-        ),
-    )  # fmt: skip
-
-
-flow_json = st.recursive(_leaves, _nodes, max_leaves=8)
-"""Flows of all nodes and joins, nested, that ask agents `p`, `q` and `r`, and that also go wrong by themselves."""
+"""Lanes of several steps each, so that the losers of a join have rows in the log."""
+_parts = st.one_of(_contests, *[_node(depth) for depth in (1, 2, 3)])
+flow_json = st.one_of(
+    _parts,
+    st.lists(st.one_of(_parts, _parts.map(_go_on), _parts.map(_go_on)), min_size=2, max_size=4).map(lambda n: seq(*n)),
+    st.lists(_parts.map(_go_on), min_size=3, max_size=5).map(lambda parts: seq(*parts)),
+)
+"""Flows of all nodes and joins, nested, that ask agents `p`, `q` and `r`, and that also go wrong by themselves: most
+parts are guarded, so that what follows is reached."""
 
 flows = flow_json.map(parse_flow)

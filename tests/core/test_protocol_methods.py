@@ -63,7 +63,7 @@ def test_an_ephemeral_host_withholds_what_promises_to_last() -> None:
 
 
 def test_what_cannot_be_opted_out_of() -> None:
-    assert PROTECTED == {"approval/resolved", "userInput/settled", "view/gap", "session/leaveCompleted"}
+    assert set(PROTECTED) == {"approval/resolved", "userInput/settled", "view/gap", "session/leaveCompleted"}
 
 
 def test_the_other_lists_name_notifications_of_the_package() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from engine_kit import is_alive, marked, until, until_async
 
+from refold.engine import reaper_process
 from refold.engine.reaper import Reaper
 
 pytestmark = [pytest.mark.e2e, pytest.mark.anyio]
@@ -88,6 +89,21 @@ async def test_close_kills_recorded_groups_and_marked_processes_and_ends_the_rea
     assert (recorded.wait(1), only_marked.wait(1)) == (-signal.SIGKILL, -signal.SIGKILL)
     assert not is_alive(reaper.pid)
     await reaper.close()
+
+
+def test_it_ends_after_two_scans_in_a_row_that_saw_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = [True, False, True, False, False, True]
+    monkeypatch.setattr(reaper_process, "PAUSE_SECS", 0)
+    monkeypatch.setattr(reaper_process, "kill_seen", lambda mark: seen.pop(0))
+    reaper_process.kill_marked(b"REFOLD_SERVER=x")
+    assert seen == [True]
+
+
+def test_it_gives_up_when_what_it_kills_does_not_go_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reaper_process, "PAUSE_SECS", 0)
+    monkeypatch.setattr(reaper_process, "PATIENCE_SECS", 0.02)
+    monkeypatch.setattr(reaper_process, "kill_seen", lambda mark: True)
+    reaper_process.kill_marked(b"REFOLD_SERVER=x")
 
 
 async def test_what_is_not_this_servers_is_left_alone(server_id: str, sleeper: Sleeper) -> None:

@@ -22,13 +22,16 @@ from refold.canonical import decode, encode
 from refold.errors import Fenced, SessionBusy, StoreDamaged
 from refold.flowir.lifecycle import TERMINAL, Verb, next_status
 from refold.records import (
+    ActivationRow,
     AttemptRow,
     AttemptStatus,
+    CutRow,
     LogRecord,
     RunRecord,
     RunStatus,
     SessionRecord,
     TaskRecord,
+    seal,
 )
 from refold.store import Tx, append_log
 
@@ -39,6 +42,9 @@ LAUNCHES_NEXT: Final = frozenset({Verb.FINISH, Verb.FAIL, Verb.CANCEL})
 
 _QUIET: Final = frozenset({AttemptStatus.PASSED, AttemptStatus.SKIPPED})
 """How an attempt ended that a closed workflow item does not list."""
+
+_NEW_INPUT: Final = frozenset({Verb.LAUNCH, Verb.RERUN})
+"""The openings that bring a launch snapshot of their own; a resume always goes on with the one that is there."""
 
 PREVIOUS_LEVELS: Final = 8
 """How many turns back `$.previous.previous…` reaches: without a bound every turn would carry all turns before it."""
@@ -87,6 +93,21 @@ def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: in
         ended_at=None,
     )
     _write_run(tx, run, running)
+    tx.insert(
+        ActivationRow(
+            run=run.n,
+            activation=running.activation,
+            generation=running.generation,
+            epoch=running.epoch,
+            verb=verb,
+            turn_id=opening.turn_id,
+            opened_at=at,
+            input_json=run.input_json if verb in _NEW_INPUT else None,
+            status=None,
+            result_json=None,
+            closed_at=None,
+        )
+    )
     tx.update(
         SessionRecord,
         (session.n,),
@@ -97,6 +118,30 @@ def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: in
     )
     tx.update(TaskRecord, (run.task,), status=status, updated_at=at)
     return running
+
+
+def begin_generation(tx: Tx, run: RunRecord, retired: list[list[int]], input_json: str, at: int) -> RunRecord:
+    """Begins a generation of `run`: appends the cut that retires rows, and takes a new launch snapshot.
+
+    Nothing is deleted; `retired` names ordinals as `CutRow` does. The caller opens the activation in the same commit.
+    """
+    cut = seal(
+        run.chain,
+        CutRow(
+            run=run.n,
+            ordinal=run.rows + 1,
+            generation=run.generation + 1,
+            epoch=run.epoch + 1,
+            retired_json=encode(retired),
+            created_at=at,
+        ),
+    )
+    tx.insert(cut)
+    begun = msgspec.structs.replace(
+        run, generation=cut.generation, rows=cut.ordinal, chain=cut.hash, input_json=input_json
+    )
+    _write_run(tx, run, begun)
+    return begun
 
 
 def close_activation(
@@ -123,6 +168,8 @@ def close_activation(
         ended_at=at if status in TERMINAL else None,
     )
     _write_run(tx, now, closed)
+    ended = {"status": status, "result_json": closed.result_json, "closed_at": at}
+    tx.update(ActivationRow, (now.n, now.activation), **ended)
     tx.update(TaskRecord, (now.task,), status=status, updated_at=at)
     tx.update(
         SessionRecord,

@@ -310,7 +310,8 @@ class Driver:
         failure = (str(status), text) if isinstance(outcome, Blocked | Failed) else None
         output = self._stow(text, media, batch)
         record = self._ended(work, status, at, output=output, failure=failure)
-        batch.ends.append(AttemptEnd(ordinal=work.attempt.ordinal, status=status, record=record))
+        kept = None if isinstance(outcome, Pass) else encode(said)
+        batch.ends.append(AttemptEnd(ordinal=work.attempt.ordinal, status=status, record=record, outcome_json=kept))
 
     def _stow(self, text: str, media: str, batch: Batch) -> view.Payload:
         payload, value = view.stow(text, media)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import structlog
 
 from refold.engine.activation import close_activation, snapshot
@@ -17,9 +18,9 @@ from refold.engine.agents import Tools
 from refold.engine.clock import Clock
 from refold.engine.driver import Driver
 from refold.errors import Fenced, StoreError
-from refold.flowir import Done, ReplayCursor, parse_blueprint
+from refold.flowir import Done, ReplayCursor, live_rows, parse_blueprint, uncut
 from refold.flowir.lifecycle import Verb
-from refold.records import AttemptRow, DecisionRow, ReplayRow, RunRecord
+from refold.records import AttemptRow, CutRow, DecisionRow, ReplayRow, RunRecord
 from refold.store import Reader, Store, Tx, verify_replay
 
 log = structlog.get_logger("refold.engine")
@@ -91,13 +92,13 @@ class Supervisor:
 
     async def _prepare(self, run: RunRecord) -> Driver:
         launch = snapshot(run)
-        rows, decisions, attempts = await self._store.read(lambda reader: load_replay(reader, run))
+        history = await self._store.read(lambda reader: load_history(reader, run))
         return Driver(
             run,
             parse_blueprint(launch["blueprint"]["value"]),
             launch["init_ctx"],
-            ReplayCursor(rows, decisions),
-            attempts,
+            history.cursor,
+            history.attempts,
             store=self._store,
             clock=self._clock,
             tools=self._tools,
@@ -118,9 +119,23 @@ class Supervisor:
             log.error("driver_interrupt_not_written", run_id=run.run_id, error=repr(second))
 
 
-def load_replay(reader: Reader, run: RunRecord) -> tuple[list[ReplayRow], list[DecisionRow], list[AttemptRow]]:
-    """The replay log of a Run, checked against its chain, and its attempts; raises StoreDamaged."""
+class History(msgspec.Struct, frozen=True):
+    """What a Run has behind it: its live replay rows and decisions, and its attempts."""
+
+    rows: list[ReplayRow]
+    decisions: list[DecisionRow]
+    attempts: list[AttemptRow]
+
+    @property
+    def cursor(self) -> ReplayCursor:
+        """What a driver, or a dry replay, answers from."""
+        return ReplayCursor(self.rows, self.decisions)
+
+
+def load_history(reader: Reader, run: RunRecord) -> History:
+    """The history of a Run, checked against its chain; raises StoreDamaged."""
     rows = sorted(reader.find(ReplayRow, run=run.n), key=lambda row: row.ordinal)
-    decisions = reader.find(DecisionRow, run=run.n)
-    verify_replay(run, rows, decisions)
-    return rows, decisions, reader.find(AttemptRow, run=run.n)
+    decisions, cuts = reader.find(DecisionRow, run=run.n), reader.find(CutRow, run=run.n)
+    verify_replay(run, [*rows, *decisions, *cuts])
+    kept = uncut(decisions, cuts)
+    return History(live_rows(uncut(rows, cuts), kept), kept, reader.find(AttemptRow, run=run.n))

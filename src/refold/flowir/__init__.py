@@ -1,5 +1,6 @@
 """flow.ir: what a flow is, what it means, and how it is run and replayed. Pure; see `machine` for the law."""
 
+from refold.flowir.dryrun import Plan, PlannedStep, Target, dry_replay, refusals
 from refold.flowir.fanout import JOINS
 from refold.flowir.ir import (
     AgentDef,
@@ -19,6 +20,7 @@ from refold.flowir.ir import (
     Seq,
     Step,
     Try,
+    steps_of,
 )
 from refold.flowir.keys import input_hash
 from refold.flowir.machine import MAX_TRANSITIONS, SLICE, FlowMachine
@@ -37,7 +39,7 @@ from refold.flowir.messages import (
     Skip,
 )
 from refold.flowir.parse import parse_blueprint, parse_flow
-from refold.flowir.replay import ReplayCursor, live_rows, settle_hits
+from refold.flowir.replay import ReplayCursor, live_rows, settle_hits, uncut
 
 __all__ = [
     "JOINS",
@@ -66,6 +68,8 @@ __all__ = [
     "Pass",
     "Path",
     "PathKeys",
+    "Plan",
+    "PlannedStep",
     "ReplayCursor",
     "ReplayKey",
     "Result",
@@ -73,10 +77,15 @@ __all__ = [
     "Seq",
     "Skip",
     "Step",
+    "Target",
     "Try",
+    "dry_replay",
     "input_hash",
     "live_rows",
     "parse_blueprint",
     "parse_flow",
+    "refusals",
     "settle_hits",
+    "steps_of",
+    "uncut",
 ]

@@ -6,7 +6,7 @@ The JSON forms of nodes are tagged by `kind`, those of expressions by `op`. `par
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -114,6 +114,23 @@ class Assign(Shape, frozen=True):
 
 
 Node = Step | Seq | Branch | Loop | Fanout | Try | Assign
+
+
+def steps_of(node: Node) -> Iterator[Step]:
+    """Yields every step of a flow, in the order of its text."""
+    match node:
+        case Step():
+            yield node
+        case Seq(children):
+            for child in children:
+                yield from steps_of(child)
+        case Branch(_, first, second) | Try(first, second):
+            yield from steps_of(first)
+            yield from steps_of(second)
+        case Loop(body=body) | Fanout(body=body):
+            yield from steps_of(body)
+        case _:
+            return
 
 
 # -- blueprints -------------------------------------------------------------------------------------------------------

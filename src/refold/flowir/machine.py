@@ -72,6 +72,8 @@ class FlowMachine:
         max_transitions: int = MAX_TRANSITIONS,
     ) -> None:
         self.result: Result | None = None
+        self.confirmed: set[tuple[Lane, int]] = set()
+        """The logged decisions whose winning lane has settled so far."""
         self._metas = metas or {}
         self._decisions = decisions or {}
         self._slice = slice
@@ -213,7 +215,9 @@ class FlowMachine:
 
     def _decide(self, gathering: Gathering, winner: int, outcome: Result) -> None:
         lane, number = gathering.parent.lane, gathering.number
-        if (lane, number) not in self._decisions:
+        if (lane, number) in self._decisions:
+            self.confirmed.add((lane, number))
+        else:
             self._commands.append(Decision(lane, number, winner))
         for loser in gathering.running.values():
             self._cancel(loser)

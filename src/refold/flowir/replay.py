@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from refold.canonical import decode
 from refold.flowir.machine import FlowMachine
 from refold.flowir.messages import Abandon, Command, Dispatch, Pass, ReplayKey
-from refold.records import DecisionRow, Lane, ReplayRow
+from refold.records import CutRow, DecisionRow, Lane, ReplayRow
 
 Json = Any
+Logged = TypeVar("Logged", ReplayRow, DecisionRow)
 Decisions = Mapping[tuple[Lane, int], int]
 
 
@@ -48,9 +49,15 @@ class ReplayCursor:
         return [row for key, row in self._rows.items() if key not in self._asked]
 
 
+def uncut(rows: Iterable[Logged], cuts: Iterable[CutRow]) -> list[Logged]:
+    """Returns the rows that no rerun-from has retired, in their order."""
+    retired = {n for cut in cuts for first, last in decode(cut.retired_json) for n in range(first, last + 1)}
+    return [row for row in rows if row.ordinal not in retired]
+
+
 def winners(decisions: Iterable[DecisionRow]) -> Decisions:
     """Returns (lane, fork) -> winner."""
-    return {(_lane(row.lane_json), row.fork): row.winner for row in decisions}
+    return {(lane_of(row), row.fork): row.winner for row in decisions}
 
 
 def live_rows(rows: Iterable[ReplayRow], decisions: Iterable[DecisionRow]) -> list[ReplayRow]:
@@ -58,15 +65,16 @@ def live_rows(rows: Iterable[ReplayRow], decisions: Iterable[DecisionRow]) -> li
     won = winners(decisions)
     if not won:
         return list(rows)
-    return [row for row in rows if not _lost(_lane(row.lane_json), won)]
+    return [row for row in rows if not _lost(lane_of(row), won)]
 
 
 def _lost(lane: Lane, won: Decisions) -> bool:
     return any(won.get((lane[:depth], fork), index) != index for depth, (fork, index) in enumerate(lane))
 
 
-def _lane(text: str) -> Lane:
-    return tuple((fork, index) for fork, index in decode(text))
+def lane_of(row: ReplayRow | DecisionRow) -> Lane:
+    """Returns the lane that a row was written in."""
+    return tuple((fork, index) for fork, index in decode(row.lane_json))
 
 
 def settle_hits(machine: FlowMachine, commands: Iterable[Command], cursor: ReplayCursor) -> list[Command]:

@@ -21,13 +21,14 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from refold import __version__
 from refold.canonical import decode_strict, encode
 from refold.errors import InvalidRequest, RefoldError
-from refold.records import RunRecord, RunStatus
+from refold.records import RunRecord, RunStatus, parse_id
 from refold.server import shapes
 from refold.server.guard import Guard
 from refold.server.http_errors import body_of, status_of
 from refold.server.rpc import Rpc
 from refold.server.websocket import endpoint
 from refold.service.app import App
+from refold.service.reruns import Choice, RerunFrom
 from refold.service.tasks import NewTask
 
 Json = Any
@@ -52,6 +53,25 @@ class LaunchBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_secs: float | None = None
     project_root: str | None = None
     work_dir: str | None = None
+
+
+class RekickBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/tasks/{id}/runs`."""
+
+    init_ctx_override: Json = None
+    detach: bool = False
+    timeout_secs: float | None = None
+
+
+class RerunBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of `POST /v1/runs/{id}/rerun-from`. `lane` are indexes, or the pairs that rows show."""
+
+    from_step: str
+    occurrence: int | None = None
+    lane: list[int | tuple[int, int]] | None = None
+    input_hash: str | None = None
+    step_id: str | None = None
+    blueprint: Choice | None = None
 
 
 def http_app(app: App, rpc: Rpc, token: str, hosts: Sequence[str]) -> Any:
@@ -80,11 +100,13 @@ class _Api:
             ("POST", "/v1/tasks", self.launch),
             ("GET", "/v1/tasks", self.tasks),
             ("GET", "/v1/tasks/{id}", self.task),
+            ("POST", "/v1/tasks/{id}/runs", self.rekick),
             ("GET", "/v1/runs", self.runs),
             ("GET", "/v1/runs/{id}", self.run),
             ("GET", "/v1/runs/{id}/steps", self.steps),
             ("GET", "/v1/runs/{id}/replay", self.replay),
             ("POST", "/v1/runs/{id}/resume", self.resume),
+            ("POST", "/v1/runs/{id}/rerun-from", self.rerun),
             ("POST", "/v1/runs/{id}/cancel", self.cancel),
             ("GET", "/v1/sessions/{id}", self.session),
         ]
@@ -109,16 +131,24 @@ class _Api:
     async def launch(self, request: Request) -> Answer:
         body = await _body(request, LaunchBody)
         new = NewTask(blueprint=body.blueprint, init_ctx=body.init_ctx, goal=body.goal, labels=body.labels)
-        run = await self._app.tasks.launch(new)
+        return await self._wait(await self._app.tasks.launch(new), body.detach, body.timeout_secs, 200)
+
+    async def rekick(self, request: Request) -> Answer:
+        body = await _body(request, RekickBody)
+        run = await self._app.tasks.rekick(request.path_params["id"], body.init_ctx_override)
+        return await self._wait(run, body.detach, body.timeout_secs, 201)
+
+    async def _wait(self, run: RunRecord, detach: bool, timeout_secs: float | None, status: int) -> Answer:
+        """The answer to a kick: at once, or when the Run has ended; the Run goes on when the caller's time is over."""
         ids = {"task_id": run.task_id, "run_id": run.run_id, "session_id": run.session_id}
-        if body.detach:
+        if detach:
             return 202, ids | {"status": run.status}
         try:
-            async with asyncio.timeout(body.timeout_secs or SYNC_SECS):
+            async with asyncio.timeout(timeout_secs or SYNC_SECS):
                 run = await self._app.runs.settled(run)
         except TimeoutError:
             return 504, ids | {"error": "the Run is still going; ask for it later", "kind": "timeout"}
-        return 200, ids | {"status": run.status} | _ending(run)
+        return status, ids | {"status": run.status} | _ending(run)
 
     async def tasks(self, request: Request) -> Answer:
         limit, before = _page_of(request)
@@ -149,9 +179,28 @@ class _Api:
         return 200, _whole([shapes.replay_row(row, run_id, ctx=ctx) for row in rows])
 
     async def resume(self, request: Request) -> Answer:
+        if _previews(request):
+            return 200, shapes.preview(await self._app.reruns.preview_resume(request.path_params["id"]))
         resumed = await self._app.runs.resume(request.path_params["id"])
         ids = {"run_id": resumed.run.run_id, "task_id": resumed.run.task_id}
         return 202, ids | {"replayed_steps": resumed.replayed_steps}
+
+    async def rerun(self, request: Request) -> Answer:
+        run_id, body = parse_id(request.path_params["id"], "R"), await _body(request, RerunBody)
+        lane = None if body.lane is None else tuple(at if isinstance(at, int) else at[1] for at in body.lane)
+        wanted = RerunFrom(
+            from_step=body.from_step,
+            occurrence=body.occurrence,
+            lane=lane,
+            input_hash=body.input_hash,
+            step_id=body.step_id,
+            blueprint=body.blueprint,
+        )
+        if _previews(request):
+            return 200, shapes.preview(await self._app.reruns.preview(run_id, wanted))
+        done = await self._app.reruns.rerun(run_id, wanted)
+        ids = {"run_id": run_id, "task_id": done.run.task_id}
+        return 202, ids | {"replayed_steps": done.replayed_steps, "dropped_steps": done.dropped_steps}
 
     async def cancel(self, request: Request) -> Answer:
         before = await self._app.runs.get(request.path_params["id"])
@@ -208,6 +257,10 @@ async def _body(request: Request, shape: type[S]) -> S:
         return msgspec.convert(await _json(request), shape)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the body does not fit: {error}") from None
+
+
+def _previews(request: Request) -> bool:
+    return request.query_params.get("preview") == "true"
 
 
 def _ending(run: RunRecord) -> Mapping[str, Json]:

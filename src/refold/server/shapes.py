@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from refold.canonical import decode
 from refold.engine.activation import snapshot
 from refold.records import AttemptRow, BlueprintRecord, ReplayRow, RunRecord, TaskRecord
+from refold.service.reruns import Preview
 from refold.view import rfc3339
 
 Json = Any
@@ -69,6 +72,17 @@ def replay_row(row: ReplayRow, run_id: str, *, ctx: bool) -> Json:
         "created_at": rfc3339(row.created_at),
     }
     return shown | ({"ctx_snapshot_json": row.ctx_snapshot_json} if ctx else {})
+
+
+def preview(found: Preview) -> Json:
+    """What a resume or rerun-from would do."""
+    return {
+        "run_id": found.run.run_id,
+        "activation": found.run.activation + 1,
+        "steps": [msgspec.to_builtins(step) for step in found.plan.steps],
+        "replayed_steps": found.replayed_steps,
+        "dropped_steps": found.dropped_steps,
+    }
 
 
 def task(record: TaskRecord) -> Json:

@@ -21,6 +21,7 @@ from refold.engine.sweeps import SERVER_RESTART, SERVER_SHUTDOWN, interrupt_runn
 from refold.records import MetaRow
 from refold.service.blueprints import Blueprints, SubprocessMode
 from refold.service.commands import Ledger
+from refold.service.reruns import Reruns
 from refold.service.runs import Runs
 from refold.service.sessions import Sessions
 from refold.service.tasks import Tasks
@@ -53,6 +54,7 @@ class App:
         self.blueprints = Blueprints(store, clock, settings.default_blueprint)
         self.tasks = Tasks(store, clock, self._supervisor, self.blueprints, settings.subprocess)
         self.runs = Runs(store, clock, self._supervisor, settings.subprocess)
+        self.reruns = Reruns(store, clock, self._supervisor, self.blueprints, settings.subprocess)
         self.sessions = Sessions(
             store,
             clock,

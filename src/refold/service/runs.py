@@ -12,9 +12,8 @@ import msgspec
 
 from refold.engine.activation import Opening, cancel_idle, close_activation, open_activation, snapshot
 from refold.engine.clock import Clock
-from refold.engine.supervisor import Supervisor, load_replay
+from refold.engine.supervisor import Supervisor, load_history
 from refold.errors import InvalidJson, NotFound, Unprocessable
-from refold.flowir import live_rows
 from refold.flowir.lifecycle import Verb, plan_resume
 from refold.records import AttemptRow, ReplayRow, RunRecord, RunStatus, parse_id
 from refold.service.blueprints import SubprocessMode
@@ -62,12 +61,9 @@ class Runs:
         """The live rows of the Run's replay log, checked against its chain. Raises StoreDamaged."""
         run = await self.get(run_id)
 
-        def read(reader: Reader) -> list[ReplayRow]:
-            now = find_run(reader, run_id)
-            rows, decisions, _ = load_replay(reader, now)
-            return live_rows(rows, decisions)
-
-        return await self._store.read(read) if run.rows else []
+        if not run.rows:
+            return []
+        return await self._store.read(lambda reader: load_history(reader, find_run(reader, run_id)).rows)
 
     async def settled(self, run: RunRecord) -> RunRecord:
         """The record of `run` once it is neither pending nor running any more."""
@@ -98,10 +94,8 @@ class Runs:
         run = find_run(tx, run_id)
         plan_resume(run)
         check_launch(run, self._subprocess)
-        rows, decisions, _ = load_replay(tx, run)
-        return Resumed(
-            open_activation(tx, run, Verb.RESUME, opening, self._clock.now_ms()), len(live_rows(rows, decisions))
-        )
+        replayed = len(load_history(tx, run).rows)
+        return Resumed(open_activation(tx, run, Verb.RESUME, opening, self._clock.now_ms()), replayed)
 
     async def cancel(self, run_id: str) -> RunRecord:
         """Ends a Run for good: `cancelled` is durable first, then its work is stopped and gone. Twice is once.

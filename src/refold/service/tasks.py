@@ -91,6 +91,25 @@ class Tasks:
         self._supervisor.drive(run)
         return run
 
+    async def rekick(self, task_id: str, override: Json = None) -> RunRecord:
+        """Kicks a Task again: always a new Run. A Task launched by id takes today's head unless its version is fixed.
+
+        Raises InvalidId, NotFound, BlueprintInvalid, Unprocessable: nothing is created then.
+        """
+        task = await self.get(task_id)
+        resolved = await self._blueprints.resolve(decode(task.blueprint_json))
+        check_programs(resolved, self._subprocess)
+        kick = Kick(opening=self.opening("http"), override=override)
+
+        def again(tx: Tx) -> Kicked:
+            session = tx.find(SessionRecord, session_id=task.session_id)[0]
+            return self.kick(tx, task, session, resolved, kick)
+
+        kicked = await self._store.write(again)
+        if kicked.launched is not None:
+            self._supervisor.drive(kicked.launched)
+        return kicked.run
+
     def create(self, tx: Tx, new: NewTask, resolved: Resolved) -> tuple[TaskRecord, SessionRecord]:
         """Creates a Task and its Session with the record that opens the view."""
         at = self._clock.now_ms()

@@ -22,9 +22,11 @@ import msgspec
 
 from refold.errors import Fenced, StoreDamaged
 from refold.records import (
+    ActivationRow,
     AttemptRow,
     BlueprintRecord,
     CommandRow,
+    CutRow,
     DecisionRow,
     LogRecord,
     LogRow,
@@ -67,6 +69,8 @@ TABLES: Final[Mapping[type[Row], Table]] = {
         unique=(("run", "step_ref", "input_hash", "occurrence", "generation"),),
     ),
     DecisionRow: Table("decision", ("run", "ordinal"), unique=(("run", "lane_json", "fork", "generation"),)),
+    CutRow: Table("cut", ("run", "ordinal")),
+    ActivationRow: Table("activation", ("run", "activation")),
     LogRow: Table("log", ("session", "seq")),
     CommandRow: Table("command", ("command_id",)),
     ValueRow: Table("value", ("digest",)),
@@ -74,11 +78,12 @@ TABLES: Final[Mapping[type[Row], Table]] = {
 
 
 class AttemptEnd(Row, frozen=True, kw_only=True):
-    """The end of the attempt `ordinal`, and the record that shows it."""
+    """The end of the attempt `ordinal`, and the record that shows it. `outcome_json` as in `AttemptRow`."""
 
     ordinal: int
     status: str
     record: LogRecord
+    outcome_json: str | None = None
 
 
 class AttemptOpen(Row, frozen=True, kw_only=True):
@@ -187,7 +192,8 @@ def apply_step(tx: Tx, step: StepCommit) -> tuple[int, ...]:
     records = [end.record for end in step.ends] + [opened.record for opened in step.opens]
     seqs = [row.seq for row in append_log(tx, step.session, records)]
     for end in step.ends:
-        tx.update(AttemptRow, (step.run, end.ordinal), status=end.status, ended_at=end.record.at)
+        changes = {"status": end.status, "ended_at": end.record.at, "outcome_json": end.outcome_json}
+        tx.update(AttemptRow, (step.run, end.ordinal), **changes)
     opened_seqs = tuple(seqs[len(step.ends) :])
     for opened, seq in zip(step.opens, opened_seqs, strict=True):
         tx.insert(msgspec.structs.replace(opened.attempt, opened=seq))
@@ -212,13 +218,13 @@ def append_log(tx: Tx, session: int, records: Iterable[LogRecord]) -> list[LogRo
     return rows
 
 
-def verify_replay(run: RunRecord, rows: Sequence[ReplayRow], decisions: Sequence[DecisionRow]) -> None:
-    """Checks a Run's replay log against the chain in its record; raises StoreDamaged with what does not match.
+def verify_replay(run: RunRecord, rows: Sequence[ReplayRow | DecisionRow | CutRow]) -> None:
+    """Checks all rows of a Run's replay log against the chain in its record; raises StoreDamaged with what is wrong.
 
     A cursor built from a damaged log would hand a wrong answer to the flow as if it had been paid for (law 10).
     """
     chain, ordinal = genesis(run.run_id), 0
-    for row in sorted((*rows, *decisions), key=lambda row: row.ordinal):
+    for row in sorted(rows, key=lambda row: row.ordinal):
         ordinal += 1
         if row.ordinal != ordinal or replay_hash(chain, row) != row.hash:
             raise StoreDamaged(

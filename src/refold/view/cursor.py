@@ -75,7 +75,7 @@ def minter(key: bytes, session_id: str) -> Mint:
     keyed = hashlib.blake2b(digest_size=MAC_BYTES, key=key, person=b"refold-cursor")
 
     def seal(position: Position, chain8: bytes, fragment: int = 0) -> str:
-        assert position > GENESIS and len(chain8) == CHAIN_BYTES, (position, chain8)
+        assert position.seq > 0 and len(chain8) == CHAIN_BYTES, (position, chain8)
         body = _BODY.pack(VERSION, session, position.seq, position.k, fragment, chain8)
         mac = keyed.copy()
         mac.update(body)

@@ -27,15 +27,15 @@ def present(**members: Json) -> Members:
 
 def item(item_id: str, kind: str, opened: LogRow, *, revision: int, status: str, **members: Json) -> Members:
     """Returns an item of the turn, and with the time, of the row that `opened` it: every revision repeats both."""
-    return present(
-        itemId=item_id,
-        kind=kind,
-        turnId=opened.turn_id,
-        revision=revision,
-        status=status,
-        recordedAt=rfc3339(opened.at),
-        **members,
-    )
+    return {
+        "itemId": item_id,
+        "kind": kind,
+        "turnId": opened.turn_id,
+        "revision": revision,
+        "status": status,
+        "recordedAt": rfc3339(opened.at),
+        **present(**members),
+    }
 
 
 def opened_by(row: LogRow, opening: LogRow | None) -> LogRow:
@@ -58,4 +58,4 @@ def turn_error(kind: str, message: str) -> Members:
 def rfc3339(ms: int) -> str:
     """Returns `ms` milliseconds since the epoch as RFC 3339 UTC text. In integers: a float would lose milliseconds."""
     seconds, millis = divmod(ms, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{millis:03d}Z"
+    return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{millis:03d}Z"

@@ -99,19 +99,17 @@ class Process:
     async def stop(self, grace_secs: float) -> None:
         """Ends what still runs (SIGTERM, after `grace_secs` SIGKILL), takes the last output, reaps the leader.
 
-        A cancellation that arrives meanwhile is raised when all of this is done, not before.
+        It waits only after `finished` was cancelled, and a further cancellation does not hurry it: the first one is
+        under way already, and it must not complete before the work has ended.
         """
-        cancelled = False
         if not self._exit.done():
             self._signal(signal.SIGTERM)
-            cancelled = await _outlast(self._exit, grace_secs)
+            await _outlast(self._exit, grace_secs)
         self._signal(signal.SIGKILL)
-        cancelled = await _outlast(self._exit, None) or cancelled
+        await _outlast(self._exit, None)
         for reader in self._readers:
             reader.finish()
         self._reap()
-        if cancelled:
-            raise asyncio.CancelledError
 
     def _take_stdout(self, chunk: bytes) -> bool:
         self.stdout += chunk
@@ -156,17 +154,13 @@ def _watch_exit(pid: int) -> asyncio.Future[None]:
     return seen
 
 
-async def _outlast(seen: asyncio.Future[None], secs: float | None) -> bool:
-    """Waits for `seen`, for `secs` at most, through any cancellation; tells whether there was one."""
+async def _outlast(seen: asyncio.Future[None], secs: float | None) -> None:
+    """Waits for `seen`, for `secs` at most, through any cancellation."""
     loop = asyncio.get_running_loop()
     deadline = None if secs is None else loop.time() + secs
-    cancelled = False
     while not seen.done() and (deadline is None or loop.time() < deadline):
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([seen], timeout=None if deadline is None else deadline - loop.time())
-        except asyncio.CancelledError:
-            cancelled = True
-    return cancelled
 
 
 class _Writer:

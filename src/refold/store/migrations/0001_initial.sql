@@ -91,7 +91,24 @@ CREATE TABLE attempt (
   started_at INTEGER NOT NULL,
   status     TEXT,
   ended_at   INTEGER,
+  outcome_json TEXT,
+  due_at     INTEGER,
   PRIMARY KEY (run, ordinal)
+);
+
+CREATE TABLE activation (
+  run         INTEGER NOT NULL,
+  activation  INTEGER NOT NULL,
+  generation  INTEGER NOT NULL,
+  epoch       INTEGER NOT NULL,
+  verb        TEXT NOT NULL,
+  turn_id     TEXT NOT NULL,
+  opened_at   INTEGER NOT NULL,
+  input_json  TEXT,
+  status      TEXT,
+  result_json TEXT,
+  closed_at   INTEGER,
+  PRIMARY KEY (run, activation)
 );
 
 CREATE TABLE replay_log (
@@ -122,6 +139,17 @@ CREATE TABLE decision (
   hash       BLOB NOT NULL,
   PRIMARY KEY (run, ordinal),
   UNIQUE (run, lane_json, fork, generation)
+);
+
+CREATE TABLE cut (
+  run          INTEGER NOT NULL,
+  ordinal      INTEGER NOT NULL,
+  generation   INTEGER NOT NULL,
+  epoch        INTEGER NOT NULL,
+  retired_json TEXT NOT NULL,
+  created_at   INTEGER NOT NULL,
+  hash         BLOB NOT NULL,
+  PRIMARY KEY (run, ordinal)
 );
 
 CREATE TABLE log (
