@@ -89,6 +89,8 @@ class LogType(StrEnum):
     TURN_REFUSED = "turn.refused"
     TURN_UNQUEUED = "turn.unqueued"
     STEP_DISPATCHED = "step.dispatched"
+    STEP_RETRIED = "step.retried"
+    STEP_REATTEMPTED = "step.reattempted"
     STEP_COMPLETED = "step.completed"
 
 
@@ -103,6 +105,8 @@ FRAMES: Final[Mapping[str, int]] = {
     LogType.TURN_REFUSED: 1,  # a queued turn that could not launch: turn/completed failed
     LogType.TURN_UNQUEUED: 1,
     LogType.STEP_DISPATCHED: 1,  # toolCall opened
+    LogType.STEP_RETRIED: 1,  # an attempt ended, the next one is scheduled: turn/retryScheduled
+    LogType.STEP_REATTEMPTED: 0,  # the next attempt begins; the item is open all the while
     LogType.STEP_COMPLETED: 1,  # toolCall closed
 }
 
@@ -218,7 +222,8 @@ class AttemptRow(Row, frozen=True, kw_only=True):
     outcome_json: str | None = None
     """What it answered, unless it passed (the replay log has that) or was cut off: a dry replay answers with it."""
     due_at: int | None = None
-    """When a `@wait` is over, by the wall clock: it holds across a restart."""
+    """By the wall clock, so that it holds across a restart: when a `@wait` is over, or the next try is due after this
+    one. A step whose last attempt ended with a `due_at` is still open."""
 
 
 class ActivationRow(Row, frozen=True, kw_only=True):

@@ -28,6 +28,10 @@ def serve(
     ephemeral: Annotated[bool | None, Parameter(negative=())] = None,
     subprocess: Literal["any", "declared", "off"] | None = None,
     app: Annotated[list[str] | None, Parameter(negative=())] = None,
+    replay: Literal["on", "off"] | None = None,
+    stale_run_sweep_secs: int | None = None,
+    sweep_period_secs: float | None = None,
+    auto_resume: Annotated[bool | None, Parameter(negative=())] = None,
 ) -> int:
     """Holds a store and serves it until SIGTERM or Ctrl-C.
 
@@ -45,6 +49,14 @@ def serve(
         Whether Blueprints that come over HTTP may name programs.
     app
         A module whose functions agents of kind `python` may name; may be given several times.
+    replay
+        Whether passed steps are logged, so that Runs can be resumed.
+    stale_run_sweep_secs
+        How long a Run without a driver may stand still before it is interrupted; 0 turns the sweep off.
+    sweep_period_secs
+        How often the sweep looks.
+    auto_resume
+        Resume at boot what boot recovery found.
     """
     home, config = configured(
         store,
@@ -53,6 +65,10 @@ def serve(
         ephemeral=ephemeral,
         subprocess=subprocess,
         app=app or None,
+        replay=replay,
+        stale_run_sweep_secs=stale_run_sweep_secs,
+        sweep_period_secs=sweep_period_secs,
+        auto_resume=auto_resume,
     )
     _prepare_process()
     asyncio.run(_serve(home, config))

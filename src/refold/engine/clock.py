@@ -8,7 +8,9 @@ its own. Not here: the shapes of ids (`records`).
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 import uuid_utils
 
@@ -19,6 +21,12 @@ class Clock:
     def now_ms(self) -> int:
         """Milliseconds since the epoch, UTC. It may jump, in both directions: nothing is decided by a difference."""
         return time.time_ns() // 1_000_000
+
+    def due_ms(self, wait: Mapping[str, Any]) -> int:
+        """When a wait that begins now is over: `{"secs": number}` from now, `{"until": RFC 3339 time}` then."""
+        if "secs" in wait:
+            return self.now_ms() + round(wait["secs"] * 1000)
+        return round(datetime.fromisoformat(wait["until"]).timestamp() * 1000)
 
     def monotonic(self) -> float:
         """Seconds that never run backwards; they mean nothing in another process."""

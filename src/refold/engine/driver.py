@@ -8,82 +8,58 @@ that follows from it is dispatched, answered or shown (law 1), and an attempt is
 commit carries the epoch, so a driver that lost its Run writes nothing and stops (law 4). If a commit fails the machine
 is thrown away with the driver: it has already moved past what was not written.
 
-Not here: opening and closing (`activation`), what keeps drivers (`supervisor`), how agents work (`agents`).
+Not here: rows and records (`scribe`), opening and closing (`activation`), what keeps drivers (`supervisor`), how agents
+work (`agents`), whether a step is tried again (`retries`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
 
-from refold import view
-from refold.canonical import digest, encode
-from refold.engine.agents import Assignment, Report, Tools, performer
+from refold.canonical import digest
+from refold.engine.agents import Agent, Assignment, Report, Tools, performer
 from refold.engine.clock import Clock
+from refold.engine.retries import pause_before_retry, status_of
+from refold.engine.scribe import Scribe, Try
+from refold.engine.secrets import SecretMissing
 from refold.flowir import (
+    WAIT,
     Abandon,
     AgentDef,
-    Blocked,
     Blueprint,
+    Command,
     Decision,
     Dispatch,
     Done,
     Failed,
     FlowMachine,
-    Outcome,
     Pass,
     ReplayCursor,
-    Skip,
     settle_hits,
 )
-from refold.records import (
-    AttemptRow,
-    AttemptStatus,
-    DecisionRow,
-    LogRecord,
-    ReplayRow,
-    RunRecord,
-    Sealed,
-    ValueRow,
-    seal,
-)
-from refold.store import AttemptEnd, AttemptOpen, StepCommit, Store
+from refold.records import AttemptRow, AttemptStatus, RunRecord
+from refold.store import Store
 
 Json = Any
 
-_ENDS: Mapping[type[Outcome], AttemptStatus] = {
-    Pass: AttemptStatus.PASSED,
-    Skip: AttemptStatus.SKIPPED,
-    Blocked: AttemptStatus.BLOCKED,
-    Failed: AttemptStatus.FAILED,
-}
 
+class Work(msgspec.Struct, kw_only=True):
+    """A dispatch that no log answers: what it waits for, and what is being done about it.
 
-class Work(msgspec.Struct):
-    """A dispatch that was granted its attempt: what is committed of it, and the task that does it."""
+    Without a `current` it waits for its first slot; with one that has a `status` for its next try or a slot for it.
+    """
 
     dispatch: Dispatch
-    attempt: AttemptRow
-    opened: int = 0
-    task: asyncio.Task[Any] | None = None
-
-
-class Batch:
-    """What one turn of the loop has to write."""
-
-    def __init__(self) -> None:
-        self.passes: list[ReplayRow] = []
-        self.decisions: list[DecisionRow] = []
-        self.ends: list[AttemptEnd] = []
-        self.opens: list[Work] = []
-        self.values: list[ValueRow] = []
-
-    def __bool__(self) -> bool:
-        return bool(self.passes or self.decisions or self.ends or self.opens)
+    current: Try | None = None
+    status: str | None = None
+    task: asyncio.Task[None] | None = None
+    timer: asyncio.TimerHandle | None = None
 
 
 class Driver:
@@ -100,109 +76,198 @@ class Driver:
         store: Store,
         clock: Clock,
         tools: Tools,
+        replay: bool = True,
     ) -> None:
         self._run = run
         self._store = store
         self._clock = clock
+        self._tools = tools
         self._cursor = cursor
         self._agents: Mapping[str, AgentDef] = {agent.name: agent for agent in blueprint.agents}
-        self._perform = {name: performer(agent, tools) for name, agent in self._agents.items()}
+        self._performers: dict[str, Agent] = {}
         self._machine = FlowMachine(blueprint.flow, init_ctx, metas=blueprint.metas, decisions=cursor.decisions)
-        self._rows, self._chain = run.rows, run.chain
-        self._tries: Counter[tuple[str, str, int]] = Counter()
-        self._ordinal = 0
-        for attempt in attempts:
-            self._ordinal = max(self._ordinal, attempt.ordinal)
-            if attempt.generation == run.generation:
-                self._tries[attempt.step_ref, attempt.input_hash, attempt.occurrence] += 1
-        self._open: dict[int, Work] = {}
-        self._settled: asyncio.Queue[tuple[int, Outcome | Exception]] = asyncio.Queue()
-        self._leaving: set[asyncio.Task[Any]] = set()
+        self._scribe = Scribe(run, attempts, clock, replay=replay)
+        self._works: dict[int, Work] = {}
+        self._waiting: dict[bool, deque[int]] = {False: deque(), True: deque()}
+        self._said = run.waiting_on
+        self._inbox: asyncio.Queue[tuple[int, Report | Exception | None]] = asyncio.Queue()
+        self._leaving: set[asyncio.Task[None]] = set()
 
     async def drive(self) -> Done | Failed:
         """Runs the flow to its result. Cancelling this stops all work that is under way and waits for its end."""
         try:
-            batch = Batch()
-            self._obey(self._machine.start(), batch)
+            self._obey(self._machine.start())
             while True:
                 while self._machine.paused:  # long pure work: others get their turn, outcomes keep waiting
                     await asyncio.sleep(0)
-                    self._obey(self._machine.proceed(), batch)
-                if batch:
-                    await self._write(batch)
+                    self._obey(self._machine.proceed())
+                self._grant()
+                await self._write()
                 if self._machine.result is not None:
                     return self._machine.result
-                batch = Batch()
                 for ticket, report in await self._reports():
-                    self._complete(ticket, report, batch)
+                    self._heed(ticket, report)
         finally:
             await self._stop_all()
 
-    def _obey(self, commands: Iterable[Any], batch: Batch) -> None:
-        """Answers what is logged; the rest goes into the batch as decisions, attempts and ends of losers."""
+    # -- deciding -----------------------------------------------------------------------------------------------------
+
+    def _obey(self, commands: Iterable[Command]) -> None:
+        """Answers what is logged; the rest is work, decisions, and losers to stop."""
         for command in settle_hits(self._machine, commands, self._cursor):
             match command:
                 case Dispatch():
-                    batch.opens.append(self._grant(command))
+                    self._take_on(command)
                 case Decision():
-                    batch.decisions.append(self._decided(command))
+                    self._scribe.decided(command)
                 case Abandon(ticket=ticket):
-                    self._abandon(ticket, batch)
+                    self._abandon(ticket)
 
-    def _complete(self, ticket: int, report: Report | Exception, batch: Batch) -> None:
-        work = self._open.pop(ticket, None)
-        if work is None:
-            return  # its lane has lost meanwhile; the end is written already
+    def _take_on(self, dispatch: Dispatch) -> None:
+        """Puts a dispatch in line for its slot; one that a crash left ambiguous may be refused by its policy instead."""
+        cut_off = self._scribe.last.get(dispatch.key)
+        agent = self._agents.get(dispatch.ref)
+        if cut_off is not None and cut_off.status is None and agent is not None and agent.on_ambiguous == "fail":
+            why = (
+                f"attempt {cut_off.attempt} was cut off by a crash, and on_ambiguous is fail: nobody knows what it did"
+            )
+            self._obey(self._machine.complete(dispatch.ticket, Failed(why)))
+            return
+        self._works[dispatch.ticket] = Work(dispatch=dispatch)
+        self._waiting[self._is_process(dispatch.ref)].append(dispatch.ticket)
+
+    def _grant(self) -> None:
+        """Opens an attempt for whatever is in line and fits; the rest stays in line, without one (law 2)."""
+        for line in self._waiting.values():
+            while line:
+                work = self._works.get(line[0])
+                if work is None:  # its lane has lost meanwhile
+                    line.popleft()
+                    continue
+                if not self._fits(work.dispatch.ref):
+                    self._tools.capacity.queue(self._wake)
+                    break
+                line.popleft()
+                work.current = self._scribe.open(work.dispatch, work.current, self._due(work.dispatch))
+                work.status = None
+
+    def _heed(self, ticket: int, report: Report | Exception | None) -> None:
+        """Takes a message: the report of an attempt, or (None) that a pause is over or a slot is free."""
         if isinstance(report, Exception):
             raise report
-        outcome, at = report.outcome, self._clock.now_ms()
-        if isinstance(outcome, Pass):
-            batch.passes.append(self._passed(work, outcome, at))
-        self._end(work, report, at, batch)
-        self._obey(self._machine.complete(ticket, outcome), batch)
-
-    def _abandon(self, ticket: int, batch: Batch) -> None:
-        granted = next((work for work in batch.opens if work.dispatch.ticket == ticket), None)
-        if granted is not None:
-            batch.opens.remove(granted)  # asked for and given up within one turn of the loop: it never was
+        work = self._works.get(ticket)
+        if work is None:
+            return  # its lane has lost meanwhile and its end is written, or it was only a wake-up
+        if report is None:
+            work.timer = None
+            self._waiting[self._is_process(work.dispatch.ref)].append(ticket)
             return
-        work = self._open.pop(ticket)
+        assert work.current is not None, "only an attempt reports"
+        agent = self._agents.get(work.dispatch.ref)
+        pause = pause_before_retry(agent, report, work.current.attempt.attempt)
+        if pause is not None:
+            self._retry_later(work, agent, report, pause)
+            return
+        del self._works[ticket]
+        if isinstance(report.outcome, Pass):
+            self._scribe.passed(work.current, report.outcome.value, self._dispatch_ctx(work.current))
+        self._scribe.ended(work.current, report)
+        self._obey(self._machine.complete(ticket, report.outcome))
+
+    def _retry_later(self, work: Work, agent: AgentDef | None, report: Report, pause: float) -> None:
+        assert work.current is not None and agent is not None and agent.retry is not None, "a policy said so"
+        self._scribe.retried(work.current, report, agent.retry.max_attempts, pause)
+        work.status, work.task = status_of(report), None
+        again = partial(self._inbox.put_nowait, (work.dispatch.ticket, None))
+        work.timer = asyncio.get_running_loop().call_later(pause, again)
+
+    def _abandon(self, ticket: int) -> None:
+        """Stops the work of a lane that lost, and ends what is shown of it."""
+        work = self._works.pop(ticket)
+        if work.timer is not None:
+            work.timer.cancel()
+        if work.current is None:
+            return
+        if work.current in self._scribe.opened:
+            self._scribe.withdraw(work.current)
+            self._give(work.dispatch.ref)
+            if work.current.origin == 0:
+                return
         if work.task is not None:
             work.task.cancel()
             self._leaving.add(work.task)
-        record = self._ended(work, AttemptStatus.CANCELLED, self._clock.now_ms())
-        batch.ends.append(AttemptEnd(ordinal=work.attempt.ordinal, status=AttemptStatus.CANCELLED, record=record))
+        self._scribe.abandoned(work.current, work.status or AttemptStatus.CANCELLED)
 
-    async def _reports(self) -> list[tuple[int, Report | Exception]]:
-        """Waits for one outcome and takes all that are there, so that lanes which end together share a commit."""
-        reports = [await self._settled.get()]
-        while not self._settled.empty():
-            reports.append(self._settled.get_nowait())
+    # -- acting -------------------------------------------------------------------------------------------------------
+
+    async def _write(self) -> None:
+        """Commits what this turn of the loop brought, and starts the attempts that are now on record."""
+        waiting_on = self._waiting_on()
+        if self._scribe.is_empty and waiting_on == self._said:
+            return
+        step, opened = self._scribe.take(waiting_on)
+        try:
+            seqs = await self._store.commit(step)
+        except BaseException:
+            for attempt in opened:
+                self._give(attempt.dispatch.ref)  # granted a slot, and never started
+            raise
+        self._said = waiting_on
+        for attempt, seq in zip(opened, seqs, strict=True):
+            attempt.origin = attempt.origin or seq
+            work = self._works[attempt.dispatch.ticket]
+            name = f"{self._run.run_id} {attempt.attempt.step_ref}"
+            work.task = asyncio.create_task(self._perform(attempt), name=name)
+
+    async def _reports(self) -> list[tuple[int, Report | Exception | None]]:
+        """Waits for one message and takes all that are there, so that lanes which end together share a commit."""
+        reports = [await self._inbox.get()]
+        while not self._inbox.empty():
+            reports.append(self._inbox.get_nowait())
         return reports
 
-    async def _write(self, batch: Batch) -> None:
-        step = StepCommit(
-            run=self._run.n,
-            session=self._run.session,
-            epoch=self._run.epoch,
-            at=self._clock.now_ms(),
-            passes=tuple(batch.passes),
-            decisions=tuple(batch.decisions),
-            rows_after=self._rows,
-            chain_after=self._chain,
-            ends=tuple(batch.ends),
-            opens=tuple(self._opening(work, batch) for work in batch.opens),
-            values=tuple(batch.values),
-        )
-        seqs = await self._store.commit(step)
-        for work, seq in zip(batch.opens, seqs, strict=True):
-            work.opened = seq
-            self._open[work.dispatch.ticket] = work
-            work.task = asyncio.create_task(self._work(work), name=f"{self._run.run_id} {work.attempt.step_ref}")
+    async def _perform(self, current: Try) -> None:
+        """Does one attempt, in a task of its own, and reports."""
+        dispatch = current.dispatch
+        try:
+            report: Report | Exception = await self._bounded(current)
+        except SecretMissing as missing:
+            report = Report(Failed(missing.message))
+        except Exception as error:  # noqa: BLE001 - agents answer with reports; this is a bug, raised by the loop
+            report = error
+        finally:
+            self._give(dispatch.ref)
+        self._inbox.put_nowait((dispatch.ticket, report))
 
-    async def _work(self, work: Work) -> None:
-        dispatch, attempt, run = work.dispatch, work.attempt, self._run
-        assignment = Assignment(
+    async def _bounded(self, current: Try) -> Report:
+        agent = self._agents.get(current.dispatch.ref)
+        secs = agent.timeout_secs if agent is not None else None
+        try:
+            async with asyncio.timeout(secs):
+                assignment = self._assignment(current)
+                report = await self._performer(current.dispatch.ref).perform(assignment)
+        except TimeoutError:
+            return Report(Failed(f"timed out after {secs} s"), cause="timeout")
+        outcome = report.outcome
+        clean = msgspec.structs.replace(outcome, **self._tools.secrets.redact(msgspec.structs.asdict(outcome)))
+        return Report(clean, report.mended, report.cause)
+
+    async def _stop_all(self) -> None:
+        tasks = [work.task for work in self._works.values() if work.task is not None]
+        for work in self._works.values():
+            if work.timer is not None:
+                work.timer.cancel()
+        for opened in self._scribe.opened:
+            self._give(opened.dispatch.ref)  # granted a slot, and never started
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, *self._leaving, return_exceptions=True)
+
+    # -- what an attempt needs ----------------------------------------------------------------------------------------
+
+    def _assignment(self, current: Try) -> Assignment:
+        dispatch, attempt, run = current.dispatch, current.attempt, self._run
+        return Assignment(
             run_id=run.run_id,
             step_id=attempt.step_id,
             step_ref=attempt.step_ref,
@@ -211,129 +276,25 @@ class Driver:
             lane=dispatch.lane,
             epoch=run.epoch,
             idempotency_key=idempotency_key(run, dispatch),
-            directive=dispatch.directive,
-            agent=self._agents[dispatch.ref],
-            ctx=self._dispatch_ctx(work),
-        )
-        try:
-            report: Report | Exception = await self._perform[dispatch.ref].perform(assignment)
-        except Exception as error:  # noqa: BLE001 - agents answer with reports; this is a bug, raised by the loop
-            report = error
-        self._settled.put_nowait((dispatch.ticket, report))
-
-    async def _stop_all(self) -> None:
-        tasks = [work.task for work in self._open.values() if work.task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, *self._leaving, return_exceptions=True)
-
-    # -- rows and records ---------------------------------------------------------------------------------------------
-
-    def _grant(self, dispatch: Dispatch) -> Work:
-        key = dispatch.key
-        self._ordinal += 1
-        self._tries[key] += 1
-        attempt = AttemptRow(
-            run=self._run.n,
-            ordinal=self._ordinal,
-            generation=self._run.generation,
-            epoch=self._run.epoch,
-            step_id=self._clock.mint("ST-"),
-            step_ref=key.step_ref,
-            input_hash=key.input_hash,
-            occurrence=key.occurrence,
-            attempt=self._tries[key],
-            lane_json=encode(dispatch.lane),
-            opened=0,
-            started_at=self._clock.now_ms(),
-            status=None,
-            ended_at=None,
-        )
-        return Work(dispatch=dispatch, attempt=attempt)
-
-    def _opening(self, work: Work, batch: Batch) -> AttemptOpen:
-        args = self._stow(encode(work.dispatch.directive), view.JSON_TEXT, batch)
-        record = view.step_dispatched(
-            work.attempt.started_at,
-            run=self._run.n,
-            turn_id=self._run.turn_id,
-            step_id=work.attempt.step_id,
-            ref=work.attempt.step_ref,
-            args=args,
-            attempt=work.attempt.attempt,
-            occurrence=work.attempt.occurrence,
-            lane=work.dispatch.lane,
-            input_hash=work.attempt.input_hash,
-        )
-        return AttemptOpen(attempt=work.attempt, record=record)
-
-    def _passed(self, work: Work, outcome: Pass, at: int) -> ReplayRow:
-        attempt = work.attempt
-        row = ReplayRow(
-            run=self._run.n,
-            ordinal=self._rows + 1,
-            generation=self._run.generation,
-            epoch=self._run.epoch,
-            step_ref=attempt.step_ref,
-            input_hash=attempt.input_hash,
-            occurrence=attempt.occurrence,
-            lane_json=attempt.lane_json,
-            ctx_snapshot_json=encode(self._dispatch_ctx(work)),
-            step_output_json=encode(outcome.value),
-            created_at=at,
-        )
-        return self._sealed(row)
-
-    def _decided(self, decision: Decision) -> DecisionRow:
-        row = DecisionRow(
-            run=self._run.n,
-            ordinal=self._rows + 1,
-            generation=self._run.generation,
-            epoch=self._run.epoch,
-            lane_json=encode(decision.lane),
-            fork=decision.fork,
-            winner=decision.winner,
-            created_at=self._clock.now_ms(),
-        )
-        return self._sealed(row)
-
-    def _sealed(self, row: Sealed) -> Sealed:
-        sealed = seal(self._chain, row)
-        self._rows, self._chain = sealed.ordinal, sealed.hash
-        return sealed
-
-    def _end(self, work: Work, report: Report, at: int, batch: Batch) -> None:
-        outcome = report.outcome
-        status = _ENDS[type(outcome)]
-        said = outcome.text if isinstance(outcome, Failed) else outcome.value
-        text, media = (said, view.PLAIN_TEXT) if isinstance(said, str) else (encode(said), view.JSON_TEXT)
-        failure = (str(status), text) if isinstance(outcome, Blocked | Failed) else None
-        output = self._stow(text, media, batch)
-        record = self._ended(work, status, at, output=output, failure=failure)
-        kept = None if isinstance(outcome, Pass) else encode(said)
-        batch.ends.append(AttemptEnd(ordinal=work.attempt.ordinal, status=status, record=record, outcome_json=kept))
-
-    def _stow(self, text: str, media: str, batch: Batch) -> view.Payload:
-        payload, value = view.stow(text, media)
-        if value is not None:
-            batch.values.append(value)
-        return payload
-
-    def _ended(self, work: Work, status: AttemptStatus, at: int, **more: Json) -> LogRecord:
-        return view.step_completed(
-            at,
-            run=self._run.n,
-            turn_id=self._run.turn_id,
-            step_id=work.attempt.step_id,
-            origin=work.opened,
-            outcome=status,
-            ms=max(0, at - work.attempt.started_at),
-            **more,
+            directive=self._tools.secrets.resolve(dispatch.directive),
+            agent=self._definition(dispatch.ref),
+            ctx=self._dispatch_ctx(current),
+            due_at=attempt.due_at,
         )
 
-    def _dispatch_ctx(self, work: Work) -> dict[str, Json]:
+    def _definition(self, ref: str) -> AgentDef:
+        return self._agents.get(ref) or AgentDef(name=ref, kind=ref, spec={})
+
+    def _performer(self, ref: str) -> Agent:
+        if ref not in self._performers:
+            agent = self._definition(ref)
+            told = msgspec.structs.replace(agent, spec=self._tools.secrets.resolve(agent.spec))
+            self._performers[ref] = performer(told, self._tools)
+        return self._performers[ref]
+
+    def _dispatch_ctx(self, current: Try) -> dict[str, Json]:
         """The dispatch Ctx (design §1): what the agent may see, and what the replay row keeps. Never `operator`."""
-        dispatch, attempt = work.dispatch, work.attempt
+        dispatch, attempt = current.dispatch, current.attempt
         runtime = {"run_id": self._run.run_id, "step_ctx": dispatch.step_ctx, "lane": dispatch.lane}
         return {
             "run_id": self._run.run_id,
@@ -343,6 +304,37 @@ class Driver:
             "meta": {"runtime": runtime, "authz": {}, "observer": {}, "loop": {}},
             "ctx": dispatch.ctx,
         }
+
+    def _due(self, dispatch: Dispatch) -> int | None:
+        """When a wait is over: what an earlier attempt has on record holds, however often the server died since."""
+        if dispatch.ref != WAIT:
+            return None
+        before = self._scribe.last.get(dispatch.key)
+        return before.due_at if before is not None else self._clock.due_ms(dispatch.directive)
+
+    # -- slots --------------------------------------------------------------------------------------------------------
+
+    def _is_process(self, ref: str) -> bool:
+        return self._definition(ref).kind == "subprocess"
+
+    def _fits(self, ref: str) -> bool:
+        return ref == WAIT or self._tools.capacity.take(self._definition(ref).kind)
+
+    def _give(self, ref: str) -> None:
+        if ref != WAIT:
+            self._tools.capacity.give(self._definition(ref).kind)
+
+    def _wake(self) -> None:
+        self._inbox.put_nowait((-1, None))
+
+    def _waiting_on(self) -> str | None:
+        """What a Run whose steps all wait is waiting for; None while any of them is being done."""
+        doing = [work for work in self._works.values() if work.current is not None and work.status is None]
+        if any(work.dispatch.ref != WAIT for work in doing):
+            return None
+        if any(self._waiting.values()):
+            return "capacity"
+        return "timer" if self._works else None
 
 
 def idempotency_key(run: RunRecord, dispatch: Dispatch) -> str:

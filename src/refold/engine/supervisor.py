@@ -29,7 +29,8 @@ log = structlog.get_logger("refold.engine")
 class Supervisor:
     """Starts, stops and awaits drivers. `drive` after the commit that made the Run running, never before."""
 
-    def __init__(self, store: Store, clock: Clock, tools: Tools) -> None:
+    def __init__(self, store: Store, clock: Clock, tools: Tools, *, replay: bool = True) -> None:
+        self._replay = replay
         self._store = store
         self._clock = clock
         self._tools = tools
@@ -102,6 +103,7 @@ class Supervisor:
             store=self._store,
             clock=self._clock,
             tools=self._tools,
+            replay=self._replay,
         )
 
     async def _interrupt(self, run: RunRecord, error: Exception) -> None:

@@ -20,6 +20,7 @@ from refold.flowir.ir import (
     Seq,
     Step,
     Try,
+    Wait,
     steps_of,
 )
 from refold.flowir.keys import input_hash
@@ -38,6 +39,7 @@ from refold.flowir.messages import (
     Result,
     Skip,
 )
+from refold.flowir.nodes import WAIT
 from refold.flowir.parse import parse_blueprint, parse_flow
 from refold.flowir.replay import ReplayCursor, live_rows, settle_hits, uncut
 
@@ -45,6 +47,7 @@ __all__ = [
     "JOINS",
     "MAX_TRANSITIONS",
     "SLICE",
+    "WAIT",
     "Abandon",
     "AgentDef",
     "Apply",
@@ -79,6 +82,7 @@ __all__ = [
     "Step",
     "Target",
     "Try",
+    "Wait",
     "dry_replay",
     "input_hash",
     "live_rows",

@@ -106,6 +106,13 @@ class Try(Shape, frozen=True):
     err_at: Expr | None = None
 
 
+class Wait(Shape, frozen=True):
+    """Waits, durably: `secs` from when it is first reached, or `until` an RFC 3339 time. Exactly one is given."""
+
+    secs: Expr | None = None
+    until: Expr | None = None
+
+
 class Assign(Shape, frozen=True):
     """Writes `value` at `at`."""
 
@@ -113,7 +120,7 @@ class Assign(Shape, frozen=True):
     value: Expr
 
 
-Node = Step | Seq | Branch | Loop | Fanout | Try | Assign
+Node = Step | Seq | Branch | Loop | Fanout | Try | Assign | Wait
 
 
 def steps_of(node: Node) -> Iterator[Step]:

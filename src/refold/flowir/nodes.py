@@ -10,6 +10,7 @@ Not here: who runs when, tickets, keys (`machine`), what a join makes of its lan
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Generator, Mapping
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from refold.canonical import encode, type_name
 from refold.errors import FlowError, InvalidJson
 from refold.flowir import path
 from refold.flowir.expr import evaluate, truthy
-from refold.flowir.ir import Assign, Branch, Expr, Fanout, Loop, Node, Path, PathKeys, Seq, Step, Try
+from refold.flowir.ir import Assign, Branch, Expr, Fanout, Loop, Node, Path, PathKeys, Seq, Step, Try, Wait
 
 Json = Any
 Steps = Generator[Any, Json, None]
@@ -62,6 +63,12 @@ class Fork:
         self.node = node
         self.bind = bind
         self.items = items
+
+
+WAIT: Final = "@wait"
+"""The ref under which a wait is dispatched and logged: its driver keeps the time."""
+MAX_WAIT_SECS: Final = 10**9
+_TIME: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.IGNORECASE)
 
 
 class Pause:
@@ -144,6 +151,22 @@ def _assign(node: Assign, fiber: Fiber) -> Steps:
     yield  # makes this a generator like the others
 
 
+def _wait(node: Wait, fiber: Fiber) -> Steps:
+    if node.secs is not None:
+        secs = evaluate(node.secs, fiber.ctx)
+        if type(secs) not in (int, float) or not 0 <= secs <= MAX_WAIT_SECS:
+            raise FlowError(
+                f"type error in 'wait.secs': expected seconds from 0 to {MAX_WAIT_SECS}, got {_shown(secs)}"
+            )
+        yield Ask(WAIT, {"secs": secs})
+        return
+    assert node.until is not None, "parse sees to it that one of the two is given"
+    until = evaluate(node.until, fiber.ctx)
+    if type(until) is not str or not _TIME.fullmatch(until):
+        raise FlowError(f"type error in 'wait.until': expected an RFC 3339 time, got {_shown(until)}")
+    yield Ask(WAIT, {"until": until})
+
+
 _NODES: Final[Mapping[type, Callable[[Any, Fiber], Steps]]] = {
     Step: _step,
     Seq: _seq,
@@ -152,6 +175,7 @@ _NODES: Final[Mapping[type, Callable[[Any, Fiber], Steps]]] = {
     Fanout: _fanout,
     Try: _try,
     Assign: _assign,
+    Wait: _wait,
 }
 
 

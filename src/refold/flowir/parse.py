@@ -32,6 +32,7 @@ from refold.flowir.ir import (
     Seq,
     Step,
     Try,
+    Wait,
 )
 from refold.flowir.reading import (
     At,
@@ -96,6 +97,8 @@ class Form(NamedTuple):
 
     make: Callable[..., Any]
     fields: Fields
+    check: Callable[[Mapping[str, Any]], str | None] = lambda got: None
+    """Says what is wrong between members that are right by themselves."""
 
 
 def _tagged(
@@ -116,6 +119,8 @@ def _tagged(
         return reading.fault(at.member(tag), f"unknown_{tag}", f"unknown {tag} {word[:80]!r}", hint_for(word, forms))
     before = len(reading.faults)
     got = members(reading, value, at, form.fields, ignore=[tag])
+    if len(reading.faults) == before and (wrong := form.check(got)) is not None:
+        return reading.fault(at, "members_disagree", wrong)
     return form.make(**got) if len(reading.faults) == before else None
 
 
@@ -182,8 +187,13 @@ NODES: Final[Mapping[str, Form]] = {
     ),
     "try": Form(Try, {"body": need(_node), "catch": need(_node), "err_at": may(_expr)}),
     "assign": Form(Assign, {"at": need(_expr), "value": need(_expr)}),
+    "wait": Form(
+        Wait,
+        {"secs": may(_expr), "until": may(_expr)},
+        lambda got: None if len(got) == 1 else "a wait has either secs or until",
+    ),
 }
-LATER_NODES: Final = frozenset({"approve", "wait", "call"})
+LATER_NODES: Final = frozenset({"approve", "call"})
 
 _BINARY: Final = ("eq", "ne", "lt", "lte", "gt", "gte", "add", "sub", "mul", "div", "mod")
 OPERATORS: Final[Mapping[str, Form]] = {

@@ -13,9 +13,10 @@ import secrets
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
 from refold.canonical import decode_strict, encode
 from refold.errors import ConfigInvalid, InvalidJson
@@ -36,6 +37,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     default_blueprint: str | None = None
     history_budget_bytes: int = 4 * 1024 * 1024
     app: list[str] = []
+    replay: Literal["on", "off"] = "on"
+    max_running_runs: Annotated[int, Meta(ge=1)] = 200
+    max_concurrent_steps: Annotated[int, Meta(ge=1)] = 64
+    max_subprocesses: Annotated[int, Meta(ge=1)] = 16
+    stale_run_sweep_secs: Annotated[int, Meta(ge=0)] = 3900
+    sweep_period_secs: Annotated[float, Meta(gt=0)] = 60.0
+    auto_resume: bool = False
 
 
 class Home:
@@ -111,6 +119,14 @@ def settings(config: Config, home: Home) -> Settings:
         subprocess=config.subprocess,
         default_blueprint=config.default_blueprint,
         history_budget_bytes=config.history_budget_bytes,
+        replay=config.replay == "on",
+        secrets_file=home.path / "secrets.toml",
+        max_running_runs=config.max_running_runs,
+        max_concurrent_steps=config.max_concurrent_steps,
+        max_subprocesses=config.max_subprocesses,
+        stale_run_sweep_secs=config.stale_run_sweep_secs,
+        sweep_period_secs=config.sweep_period_secs,
+        auto_resume=config.auto_resume,
         app={name: function for module in config.app for name, function in _functions(module).items()},
     )
 

@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 
 from refold.engine.agents import Tools
+from refold.engine.capacity import Capacity
 from refold.engine.clock import Clock
 from refold.engine.reaper import Reaper
+from refold.engine.secrets import Secrets
 from refold.engine.supervisor import Supervisor
 from refold.engine.sweeps import SERVER_RESTART, SERVER_SHUTDOWN, interrupt_running, report
 from refold.records import MetaRow
@@ -37,6 +39,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     default_blueprint: str | None = None
     history_budget_bytes: int = 4 * 1024 * 1024
     app: Mapping[str, Callable[..., Any]] = msgspec.field(default_factory=dict)
+    replay: bool = True
+    """False: no replay rows are written, and no Run can be resumed."""
+    secrets_file: Path | None = None
+    max_running_runs: int = 200
+    max_concurrent_steps: int = 64
+    max_subprocesses: int = 16
+    stale_run_sweep_secs: int = 3900
+    """How long a Run without a driver may stand still before the sweep interrupts it; 0 turns the sweep off."""
+    sweep_period_secs: float = 60.0
+    auto_resume: bool = False
 
 
 class App:
@@ -49,11 +61,18 @@ class App:
         self._reaper = reaper
         hub = Hub()
         store.on_commit(hub.ring)
-        self._supervisor = Supervisor(store, clock, Tools(reaper=reaper, app=settings.app))
+        tools = Tools(
+            reaper=reaper,
+            clock=clock,
+            app=settings.app,
+            capacity=Capacity(settings.max_concurrent_steps, settings.max_subprocesses),
+            secrets=Secrets(settings.secrets_file, plain_names=settings.subprocess == "any"),
+        )
+        self._supervisor = Supervisor(store, clock, tools, replay=settings.replay)
         self.ledger = Ledger(store)
         self.blueprints = Blueprints(store, clock, settings.default_blueprint)
         self.tasks = Tasks(store, clock, self._supervisor, self.blueprints, settings.subprocess)
-        self.runs = Runs(store, clock, self._supervisor, settings.subprocess)
+        self.runs = Runs(store, clock, self._supervisor, settings.subprocess, replay=settings.replay)
         self.reruns = Reruns(store, clock, self._supervisor, self.blueprints, settings.subprocess)
         self.sessions = Sessions(
             store,

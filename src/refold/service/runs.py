@@ -13,7 +13,7 @@ import msgspec
 from refold.engine.activation import Opening, cancel_idle, close_activation, open_activation, snapshot
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor, load_history
-from refold.errors import InvalidJson, NotFound, Unprocessable
+from refold.errors import Conflict, InvalidJson, NotFound, Unprocessable
 from refold.flowir.lifecycle import Verb, plan_resume
 from refold.records import AttemptRow, ReplayRow, RunRecord, RunStatus, parse_id
 from refold.service.blueprints import SubprocessMode
@@ -32,7 +32,10 @@ class Resumed(msgspec.Struct, frozen=True):
 class Runs:
     """Reads and changes Runs."""
 
-    def __init__(self, store: Store, clock: Clock, supervisor: Supervisor, subprocess: SubprocessMode) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, supervisor: Supervisor, subprocess: SubprocessMode, *, replay: bool = True
+    ) -> None:
+        self._replay = replay
         self._store = store
         self._clock = clock
         self._supervisor = supervisor
@@ -92,6 +95,12 @@ class Runs:
     def open_resume(self, tx: Tx, run_id: str, opening: Opening) -> Resumed:
         """The transaction of a resume; the caller drives the Run after the commit."""
         run = find_run(tx, run_id)
+        if not self._replay:
+            raise Conflict(
+                "this server was started with --replay off, so there is nothing to resume from",
+                kind="replay_disabled",
+                status=run.status,
+            )
         plan_resume(run)
         check_launch(run, self._subprocess)
         replayed = len(load_history(tx, run).rows)

@@ -78,16 +78,20 @@ TABLES: Final[Mapping[type[Row], Table]] = {
 
 
 class AttemptEnd(Row, frozen=True, kw_only=True):
-    """The end of the attempt `ordinal`, and the record that shows it. `outcome_json` as in `AttemptRow`."""
+    """The end of the attempt `ordinal`, and the record that shows it. `outcome_json` and `due_at` as in `AttemptRow`."""
 
     ordinal: int
     status: str
     record: LogRecord
     outcome_json: str | None = None
+    due_at: int | None = None
 
 
 class AttemptOpen(Row, frozen=True, kw_only=True):
-    """An attempt that is granted its slot, and the record that shows it; the store fills in `attempt.opened`."""
+    """An attempt that is granted its slot, and the record that shows it.
+
+    The store fills in `attempt.opened`, unless it is given: a retry belongs to the item that its first try opened.
+    """
 
     attempt: AttemptRow
     record: LogRecord
@@ -104,6 +108,7 @@ class StepCommit(Row, frozen=True, kw_only=True):
     decisions: tuple[DecisionRow, ...] = ()
     rows_after: int
     chain_after: bytes
+    waiting_on: str | None = None
     ends: tuple[AttemptEnd, ...] = ()
     opens: tuple[AttemptOpen, ...] = ()
     values: tuple[ValueRow, ...] = ()
@@ -181,6 +186,7 @@ def apply_step(tx: Tx, step: StepCommit) -> tuple[int, ...]:
         where={"epoch": step.epoch, "status": RunStatus.RUNNING},
         rows=step.rows_after,
         chain=step.chain_after,
+        waiting_on=step.waiting_on,
         updated_at=step.at,
     )
     if not owned:
@@ -193,10 +199,10 @@ def apply_step(tx: Tx, step: StepCommit) -> tuple[int, ...]:
     seqs = [row.seq for row in append_log(tx, step.session, records)]
     for end in step.ends:
         changes = {"status": end.status, "ended_at": end.record.at, "outcome_json": end.outcome_json}
-        tx.update(AttemptRow, (step.run, end.ordinal), **changes)
+        tx.update(AttemptRow, (step.run, end.ordinal), **changes, due_at=end.due_at)
     opened_seqs = tuple(seqs[len(step.ends) :])
     for opened, seq in zip(step.opens, opened_seqs, strict=True):
-        tx.insert(msgspec.structs.replace(opened.attempt, opened=seq))
+        tx.insert(msgspec.structs.replace(opened.attempt, opened=opened.attempt.opened or seq))
     return opened_seqs
 
 

@@ -17,7 +17,14 @@ from refold.view.payload import JSON_TEXT, PLAIN_TEXT, Payload, clip, stow
 from refold.view.record import Frame, render
 from refold.view.session_log import model_changed, session_created, session_resumed
 from refold.view.snapshot import elide, fold_digest, seed, snapshot_state, view_snapshot, weigh
-from refold.view.step_log import ITEM_STATUS, child, step_completed, step_dispatched
+from refold.view.step_log import (
+    ITEM_STATUS,
+    child,
+    step_completed,
+    step_dispatched,
+    step_reattempted,
+    step_retried,
+)
 from refold.view.turn_log import turn_completed, turn_ended, turn_opened, turn_refused, turn_unqueued, turn_woken
 
 __all__ = [
@@ -62,6 +69,8 @@ __all__ = [
     "start_of_page",
     "step_completed",
     "step_dispatched",
+    "step_reattempted",
+    "step_retried",
     "stow",
     "turn_completed",
     "turn_ended",

@@ -63,6 +63,80 @@ def _step_dispatched(row: LogRow, body: Members, opening: LogRow | None) -> list
     return [("item/started", {"item": _tool_call(row, body, revision=row.revision, status="inProgress")})]
 
 
+def step_retried(
+    at: int,
+    *,
+    run: int,
+    turn_id: str,
+    step_id: str,
+    origin: int,
+    outcome: AttemptStatus,
+    ms: int,
+    attempt: int,
+    max_attempts: int,
+    delay_ms: int,
+    reason: str,
+) -> LogRecord:
+    """An attempt did not pass, and its agent's policy has the step tried again; the item stays open.
+
+    Args:
+        at: when.
+        run: the Run's integer key.
+        turn_id: the turn.
+        step_id: the step.
+        origin: the seq of its `step_dispatched`.
+        outcome: how the attempt ended.
+        ms: how long it took.
+        attempt: which try it was.
+        max_attempts: how many there may be.
+        delay_ms: until the next one.
+        reason: for people.
+    """
+    body = {
+        "outcome": outcome,
+        "ms": ms,
+        "attempt": attempt,
+        "max_attempts": max_attempts,
+        "delay_ms": delay_ms,
+        "reason": clip(reason, 256),
+    }
+    return LogRecord(
+        type=LogType.STEP_RETRIED, at=at, body=body, run=run, turn_id=turn_id, item_id=step_id, origin=origin
+    )
+
+
+def _step_retried(row: LogRow, body: Members, opening: LogRow | None) -> list[Part]:
+    scheduled = {
+        "turnId": row.turn_id,
+        "attempt": body["attempt"],
+        "maxAttempts": body["max_attempts"],
+        "nextAttempt": body["attempt"] + 1,
+        "reason": body["reason"],
+        "retryDelayMs": body["delay_ms"],
+        "errorKind": body["outcome"],
+    }
+    return [("turn/retryScheduled", scheduled)]
+
+
+def step_reattempted(
+    at: int, *, run: int, turn_id: str, step_id: str, origin: int, ref: str, attempt: int
+) -> LogRecord:
+    """The next attempt of a step begins. No frame: to a client the item was open all the while."""
+    return LogRecord(
+        type=LogType.STEP_REATTEMPTED,
+        at=at,
+        body={"ref": ref, "attempt": attempt},
+        run=run,
+        turn_id=turn_id,
+        item_id=step_id,
+        origin=origin,
+    )
+
+
+def _step_reattempted(row: LogRow, body: Members, opening: LogRow | None) -> list[Part]:
+    return []
+
+
 def step_completed(
     at: int,
     *,
@@ -154,5 +228,7 @@ def _tool_call(opened: LogRow, opening_body: Members, **members: object) -> Memb
 
 RENDERERS: Final[Mapping[LogType, Renderer]] = {
     LogType.STEP_DISPATCHED: _step_dispatched,
+    LogType.STEP_RETRIED: _step_retried,
+    LogType.STEP_REATTEMPTED: _step_reattempted,
     LogType.STEP_COMPLETED: _step_completed,
 }

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from refold.engine.agents.base import Agent, Assignment, Definition, Groups, Report, Tools, Unusable, allowed
+from refold.engine.agents.base import Agent, Assignment, Cause, Definition, Groups, Report, Tools, Unusable, allowed
 from refold.engine.agents.builtin import BUILTINS, BuiltinAgent
 from refold.engine.agents.python import FunctionAgent
 from refold.engine.agents.subprocess import SubprocessAgent
+from refold.engine.agents.wait import WaitAgent
+from refold.flowir import WAIT
 
-__all__ = ["Agent", "Assignment", "Definition", "Groups", "Report", "Tools", "allowed", "performer"]
+__all__ = ["Agent", "Assignment", "Cause", "Definition", "Groups", "Report", "Tools", "allowed", "performer"]
 
 
 def performer(agent: Definition, tools: Tools) -> Agent:
@@ -46,5 +48,6 @@ KINDS: Final[Mapping[str, Callable[[Definition, Tools], Agent]]] = {
     "subprocess": SubprocessAgent,
     "python": _python,
     "rust_fn": _rust_fn,
+    WAIT: WaitAgent,
 }
 """Agent kind -> what makes its agents. `rust_fn` is the published name of the built-in ones (mse 1.6)."""

@@ -14,10 +14,15 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
+from refold.engine.capacity import Capacity
+from refold.engine.clock import Clock
+from refold.engine.secrets import Secrets
 from refold.flowir import Failed, Outcome
 from refold.records import Json, Lane
+
+Cause = Literal["blocked", "error", "timeout"]
 
 INHERITED: Final = frozenset(
     {"PATH", "HOME", "LANG", "TZ", "TMPDIR", "USER", "LOGNAME", "SHELL", "TERM", "VIRTUAL_ENV"}
@@ -57,6 +62,8 @@ class Assignment:
     agent: Definition
     ctx: dict[str, Json]
     emit: Callable[[str], Awaitable[None]] | None = None
+    due_at: int | None = None
+    """When a wait is over, in milliseconds since the epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +72,9 @@ class Report:
 
     outcome: Outcome
     mended: bool = False
+    cause: Cause | None = None
+    """What a retry policy calls it, where that does not follow from the outcome: a process that exits with an error
+    blocks the flow, but nobody decided anything."""
 
 
 class Agent(Protocol):
@@ -94,6 +104,9 @@ class Tools:
     """What the server lends its agents."""
 
     reaper: Groups
+    clock: Clock = field(default_factory=Clock)
+    capacity: Capacity = field(default_factory=lambda: Capacity(64, 16))
+    secrets: Secrets = field(default_factory=Secrets)
     app: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """The functions of the loaded app modules by their names, `module:function`."""
     environment: Mapping[str, str] = field(default_factory=lambda: allowed(os.environ))

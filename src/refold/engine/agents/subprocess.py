@@ -84,7 +84,7 @@ def _report(process: Process, tools: Tools) -> Report:
     stdout, bad_stdout = decoded(tail(process.stdout, tools.tail_bytes))
     stderr, bad_stderr = decoded(tail(process.stderr, tools.tail_bytes))
     refusal: dict[str, Json] = {"exit_code": process.exit_code, "stdout": stdout, "stderr": stderr}
-    return Report(Blocked(refusal), bad_stdout or bad_stderr)
+    return Report(Blocked(refusal), bad_stdout or bad_stderr, cause="error")
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -1,0 +1,219 @@
+"""The command and its story: serve, attach, launch, kill, serve again, come back, resume, compare, judge."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+from urllib.parse import quote_from_bytes
+
+from cyclopts import Parameter
+
+import refold
+from refold.cli.demo import flow
+from refold.cli.demo.checks import Evidence, StepFact, in_flight, judge, key_of, step_facts
+from refold.cli.demo.picture import Story, draw
+from refold.cli.demo.stage import DemoStuck, Entry, Stage
+from refold.cli.demo.steps import shown
+from refold.cli.doors import give, say
+from refold.client.api import Api, Unreachable
+from refold.client.session import SessionClient
+from refold.errors import InvalidRequest
+
+Json = Any
+T = TypeVar("T")
+Flag = Annotated[bool, Parameter(negative=())]
+
+ACT_SECS = 120.0
+"""How long one act may take: to the kill, from the resume to the end."""
+PULSE_SECS = 0.02
+"""How long to wait for frames before looking at the ledger again."""
+
+
+def demo(folder: Path | None = None, *, keep: Flag = False, json: Flag = False) -> int:
+    """Surveys a folder, is killed with kill -9 half way, resumes, and checks against a ledger that nothing ran twice.
+
+    Parameters
+    ----------
+    folder
+        The git repository or folder of text files to survey; default refold's own source.
+    keep
+        Keep the demo's home, with its store and its ledger, and say where it is.
+    json
+        One JSON object on stdout.
+    """
+    folder = (folder or Path(refold.__file__).parent).absolute()
+    if not folder.is_dir():
+        raise InvalidRequest(f"{shown(_quoted(folder))} is not a folder")
+    home = Path(tempfile.mkdtemp(prefix="refold-demo-"))
+    started = time.monotonic()
+    try:
+        with Story() as story, Stage(home) as stage:
+            evidence = play(folder, stage, story)
+    finally:
+        if keep:
+            say(f"kept: {home}")
+        else:
+            shutil.rmtree(home, ignore_errors=True)
+    outcome = _outcome(folder, evidence) | {"secs": round(time.monotonic() - started, 2)}
+    outcome |= {"home": str(home)} if keep else {}
+    give(outcome) if json else draw(outcome)
+    return 0 if outcome["ok"] else 1
+
+
+def play(folder: Path, stage: Stage, story: Story) -> Evidence:
+    """Plays the story once. Raises DemoStuck where it cannot go on."""
+    api = stage.serve()
+    story.tell("serve", f"pid {stage.pid}, {api.url}")
+    client, turn = _launch(folder, stage, api, story)
+    act = Act(client, stage, story)
+    run_id = act.until("the launch", turn, lambda: _run_id(client))
+    story.tell("launch", f"{run_id} surveys {shown(_quoted(folder))}")
+    act.until("the kill", turn, lambda: any(entry.event == "held" for entry in stage.ledger()))
+    stage.kill()
+    seen, early = _shown_passes(client), client.folded
+    story.tell("kill -9", f"pid {stage.pid} is dead")
+
+    api = stage.serve()
+    before = stage.ledger()
+    _tell_ledger(before, story)
+    restarted = api.get(f"/v1/runs/{run_id}")
+    rows = api.get(f"/v1/runs/{run_id}/replay")["items"]
+    story.tell("serve again", f"pid {stage.pid}; the Run is {restarted['status']}: {restarted['result_ref']}")
+    history = client.resume(stage.wire(api))
+    story.tell("come back", f"with the old cursor: mode {history['mode']}, {history.get('noneReason')}")
+    stage.open_gate()
+    resumed = api.post(f"/v1/runs/{run_id}/resume")
+    story.tell("resume", f"{run_id}: {resumed['replayed_steps']} steps are not run again")
+    turn = api.get(f"/v1/runs/{run_id}")["turn_id"]
+    act.until("the end", turn, lambda: act.ended == turn)
+
+    finished = api.get(f"/v1/runs/{run_id}")
+    story.tell("ended", f"{run_id} is {finished['status']}")
+    fresh = SessionClient(stage.wire(api), client.session_id)
+    snapshot = fresh.resume(stage.wire(api), history="snapshot")["snapshot"]
+    genesis = SessionClient(stage.wire(api), client.session_id)
+    genesis.catch_up()
+    return Evidence(
+        run_id=run_id,
+        before=before,
+        after=stage.ledger()[len(before) :],
+        kept=frozenset(map(key_of, rows)),
+        seen=seen,
+        restarted=restarted,
+        resumed=resumed,
+        finished=finished,
+        steps=tuple(api.get(f"/v1/runs/{run_id}/steps")["items"]),
+        history=history,
+        events=(early, client.folded - early),
+        all_events=genesis.folded,
+        digests={
+            "returning client": client.digest,
+            "fresh client, from its first event": genesis.digest,
+            "fresh client, from a snapshot": fresh.digest,
+            "server": snapshot["foldDigest"],
+        },
+    )
+
+
+class Act:
+    """Waiting that folds: the client receives, the ledger grows, the story shows how far they are."""
+
+    def __init__(self, client: SessionClient, stage: Stage, story: Story) -> None:
+        self._client = client
+        self._stage = stage
+        self._story = story
+
+    @property
+    def ended(self) -> str | None:
+        """The turn that ended last, as the client sees it."""
+        return (self._client.state.last_turn or {}).get("turnId")
+
+    def until(self, what: str, turn: str, reached: Callable[[], T]) -> T:
+        """Returns what `reached` returns as soon as that is true.
+
+        Raises DemoStuck when it takes too long, or when `turn` has ended without it.
+        """
+        deadline = time.monotonic() + ACT_SECS
+        while not (found := reached()):
+            if self.ended == turn or time.monotonic() > deadline:
+                raise DemoStuck(f"waited for {what}; the last turn that ended: {self._client.state.last_turn}")
+            self._client.receive(PULSE_SECS)
+            self._story.progress(self._stage.ledger())
+        return found
+
+
+def _launch(folder: Path, stage: Stage, api: Api, story: Story) -> tuple[SessionClient, str]:
+    """Registers the Blueprint, attaches a client that follows from the first event, starts its turn. Client and turn."""
+    api.post("/v1/blueprints", flow.survey(stage.work))
+    client = SessionClient.start(stage.wire(api), flow.NAME)
+    story.tell("attach", f"a client follows session {client.session_id}")
+    return client, client.turn(_quoted(folder), display=f"survey {shown(_quoted(folder))}")
+
+
+def _run_id(client: SessionClient) -> str | None:
+    items = client.state.items.values()
+    return next((item["workflowRunId"] for item in items if item["kind"] == "workflow"), None)
+
+
+def _shown_passes(client: SessionClient) -> frozenset[str]:
+    """Takes what still arrives from the dead server; the step ids that the client has been shown as passed."""
+    try:
+        while True:
+            client.receive(PULSE_SECS)
+    except Unreachable:
+        items = client.state.items.values()
+        return frozenset(i["itemId"] for i in items if i["kind"] == "toolCall" and i["status"] == "completed")
+
+
+def _tell_ledger(before: tuple[Entry, ...], story: Story) -> None:
+    cut_off = in_flight(before)
+    ended = sum(entry.event == "end" for entry in before)
+    names = ", ".join(sorted(f"{entry.ref} {list(entry.lane)}" if entry.lane else entry.ref for entry in cut_off))
+    story.tell("ledger", f"{ended} of {_planned(before)} steps had ended; cut off: {names}")
+
+
+def _planned(entries: tuple[Entry, ...]) -> int:
+    return next((entry.planned for entry in entries if entry.planned is not None), 0)
+
+
+def _outcome(folder: Path, evidence: Evidence) -> Mapping[str, Json]:
+    """All facts, as `--json` gives them and `draw` shows them."""
+    facts, checks, final = step_facts(evidence), judge(evidence), evidence.finished["result_ref"]
+    done = evidence.finished["status"] == "done"
+    return {
+        "ok": all(check.holds for check in checks),
+        "folder": shown(_quoted(folder)),
+        "run_id": evidence.run_id,
+        "session_id": evidence.finished["session_id"],
+        "planned_steps": _planned(evidence.before),
+        "ended_before_kill": sum(entry.event == "end" for entry in evidence.before),
+        "cut_off": len(in_flight(evidence.before)),
+        "replayed_steps": evidence.resumed["replayed_steps"],
+        "steps": [_step(fact) for fact in facts],
+        "events": {"before": evidence.events[0], "after": evidence.events[1], "all": evidence.all_events},
+        "history": {"mode": evidence.history["mode"], "none_reason": evidence.history.get("noneReason")},
+        "digests": dict(evidence.digests),
+        "survey": final.get("survey", {}).get("total") if done else None,
+        "answer": final["output"] if done else final,
+        "checks": [{"check": check.says, "holds": check.holds, "faults": list(check.faults)} for check in checks],
+    }
+
+
+def _step(fact: StepFact) -> Json:
+    return {
+        "step": fact.step,
+        "step_ref": fact.ref,
+        "lane": list(fact.lane),
+        "occurrence": fact.occurrence,
+        "verdict": fact.verdict,
+        "executions": fact.before + fact.after,
+    }
+
+
+def _quoted(folder: Path) -> str:
+    return quote_from_bytes(os.fsencode(folder))

@@ -1,0 +1,266 @@
+"""What a driver writes: rows, attempts and log records, gathered over one turn of its loop into one commit.
+
+The scribe keeps the numbers that only one driver at a time may advance: the ordinal and chain of the replay log, the
+ordinals of attempts and the count of tries per step. If a commit fails the scribe goes with its driver.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from refold import view
+from refold.canonical import encode
+from refold.engine.agents import Report
+from refold.engine.clock import Clock
+from refold.engine.retries import status_of
+from refold.flowir import Blocked, Decision, Dispatch, Failed, ReplayKey
+from refold.records import (
+    AttemptRow,
+    AttemptStatus,
+    DecisionRow,
+    LogRecord,
+    ReplayRow,
+    RunRecord,
+    Sealed,
+    ValueRow,
+    seal,
+)
+from refold.store import AttemptEnd, AttemptOpen, StepCommit
+
+Json = Any
+
+
+class Try(msgspec.Struct, kw_only=True):
+    """One attempt of one dispatch: what its row says, and where its item begins (`origin`, a seq, once it is written)."""
+
+    dispatch: Dispatch
+    attempt: AttemptRow
+    origin: int = 0
+
+
+class Scribe:
+    """Gathers what one driver writes. `take` hands it over as one StepCommit and begins anew."""
+
+    def __init__(self, run: RunRecord, attempts: Iterable[AttemptRow], clock: Clock, *, replay: bool) -> None:
+        self._run = run
+        self._clock = clock
+        self._replay = replay
+        self._rows, self._chain = run.rows, run.chain
+        self._tries: Counter[ReplayKey] = Counter()
+        self.last: dict[ReplayKey, AttemptRow] = {}
+        """The last attempt of each step before this activation, within the generation."""
+        self._ordinal = 0
+        for attempt in attempts:
+            self._ordinal = max(self._ordinal, attempt.ordinal)
+            if attempt.generation == run.generation:
+                key = ReplayKey(attempt.step_ref, attempt.input_hash, attempt.occurrence)
+                self._tries[key] += 1
+                self.last[key] = attempt
+        self._begin()
+
+    def _begin(self) -> None:
+        self.opened: list[Try] = []
+        self._opens: list[AttemptOpen] = []
+        self._passes: list[ReplayRow] = []
+        self._decisions: list[DecisionRow] = []
+        self._ends: list[AttemptEnd] = []
+        self._values: list[ValueRow] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to write."""
+        return not (self._opens or self._passes or self._decisions or self._ends)
+
+    def take(self, waiting_on: str | None) -> tuple[StepCommit, list[Try]]:
+        """What to commit, and the attempts that it opens; the scribe is empty again."""
+        step = StepCommit(
+            run=self._run.n,
+            session=self._run.session,
+            epoch=self._run.epoch,
+            at=self._clock.now_ms(),
+            passes=tuple(self._passes),
+            decisions=tuple(self._decisions),
+            rows_after=self._rows,
+            chain_after=self._chain,
+            waiting_on=waiting_on,
+            ends=tuple(self._ends),
+            opens=tuple(self._opens),
+            values=tuple(self._values),
+        )
+        opened = self.opened
+        self._begin()
+        return step, opened
+
+    # -- attempts -----------------------------------------------------------------------------------------------------
+
+    def open(self, dispatch: Dispatch, before: Try | None = None, due_at: int | None = None) -> Try:
+        """Opens the next attempt of a dispatch; `before` is the one that it tries again, under the same item."""
+        key, at = dispatch.key, self._clock.now_ms()
+        self._ordinal += 1
+        self._tries[key] += 1
+        attempt = AttemptRow(
+            run=self._run.n,
+            ordinal=self._ordinal,
+            generation=self._run.generation,
+            epoch=self._run.epoch,
+            step_id=before.attempt.step_id if before else self._clock.mint("ST-"),
+            step_ref=key.step_ref,
+            input_hash=key.input_hash,
+            occurrence=key.occurrence,
+            attempt=self._tries[key],
+            lane_json=encode(dispatch.lane),
+            opened=before.origin if before else 0,
+            started_at=at,
+            status=None,
+            ended_at=None,
+            due_at=due_at,
+        )
+        record = self._reattempted(before, attempt) if before else self._dispatched(dispatch, attempt)
+        self._opens.append(AttemptOpen(attempt=attempt, record=record))
+        opened = Try(dispatch=dispatch, attempt=attempt, origin=before.origin if before else 0)
+        self.opened.append(opened)
+        return opened
+
+    def withdraw(self, opened: Try) -> None:
+        """Takes back an attempt that is not committed yet: it never was."""
+        at = self.opened.index(opened)
+        del self.opened[at], self._opens[at]
+
+    def passed(self, done: Try, value: Json, ctx: Json) -> None:
+        """Logs a Pass: its output, and the dispatch Ctx that it was made from."""
+        if not self._replay:
+            return
+        attempt = done.attempt
+        row = ReplayRow(
+            run=self._run.n,
+            ordinal=self._rows + 1,
+            generation=self._run.generation,
+            epoch=self._run.epoch,
+            step_ref=attempt.step_ref,
+            input_hash=attempt.input_hash,
+            occurrence=attempt.occurrence,
+            lane_json=attempt.lane_json,
+            ctx_snapshot_json=encode(ctx),
+            step_output_json=encode(value),
+            created_at=self._clock.now_ms(),
+        )
+        self._passes.append(self._sealed(row))
+
+    def ended(self, done: Try, report: Report) -> None:
+        """Ends an attempt, and its item with it."""
+        outcome, status, at = report.outcome, status_of(report), self._clock.now_ms()
+        said = outcome.text if isinstance(outcome, Failed) else outcome.value
+        text, media = (said, view.PLAIN_TEXT) if isinstance(said, str) else (encode(said), view.JSON_TEXT)
+        failure = (str(status), text) if isinstance(outcome, Blocked | Failed) else None
+        output = self._stow(text, media)
+        record = self._completed(done, status, at, output=output, failure=failure)
+        kept = None if status is AttemptStatus.PASSED else encode(said)
+        self._ends.append(AttemptEnd(ordinal=done.attempt.ordinal, status=status, record=record, outcome_json=kept))
+
+    def abandoned(self, done: Try, status: AttemptStatus = AttemptStatus.CANCELLED) -> None:
+        """Ends the item of a lane that lost; `status` is that of its last attempt, if that had ended before."""
+        record = self._completed(done, AttemptStatus.CANCELLED, self._clock.now_ms())
+        self._ends.append(AttemptEnd(ordinal=done.attempt.ordinal, status=status, record=record))
+
+    def retried(self, done: Try, report: Report, max_attempts: int, pause: float) -> None:
+        """Ends an attempt whose step is tried again after `pause` seconds; the item stays open."""
+        outcome, status, at = report.outcome, status_of(report), self._clock.now_ms()
+        said = outcome.text if isinstance(outcome, Failed) else outcome.value
+        delay_ms = round(pause * 1000)
+        record = view.step_retried(
+            at,
+            run=self._run.n,
+            turn_id=self._turn_id,
+            step_id=done.attempt.step_id,
+            origin=done.origin,
+            outcome=status,
+            ms=max(0, at - done.attempt.started_at),
+            attempt=done.attempt.attempt,
+            max_attempts=max_attempts,
+            delay_ms=delay_ms,
+            reason=said if isinstance(said, str) else encode(said),
+        )
+        self._ends.append(
+            AttemptEnd(
+                ordinal=done.attempt.ordinal,
+                status=status,
+                record=record,
+                outcome_json=encode(said),
+                due_at=at + delay_ms,
+            )
+        )
+
+    def decided(self, decision: Decision) -> None:
+        """Logs the winner of an `any` or `race`."""
+        if not self._replay:
+            return
+        row = DecisionRow(
+            run=self._run.n,
+            ordinal=self._rows + 1,
+            generation=self._run.generation,
+            epoch=self._run.epoch,
+            lane_json=encode(decision.lane),
+            fork=decision.fork,
+            winner=decision.winner,
+            created_at=self._clock.now_ms(),
+        )
+        self._decisions.append(self._sealed(row))
+
+    # -- inside -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _turn_id(self) -> str:
+        assert self._run.turn_id is not None, "a running Run has a turn"
+        return self._run.turn_id
+
+    def _sealed(self, row: Sealed) -> Sealed:
+        sealed = seal(self._chain, row)
+        self._rows, self._chain = sealed.ordinal, sealed.hash
+        return sealed
+
+    def _stow(self, text: str, media: str) -> view.Payload:
+        payload, value = view.stow(text, media)
+        if value is not None:
+            self._values.append(value)
+        return payload
+
+    def _dispatched(self, dispatch: Dispatch, attempt: AttemptRow) -> LogRecord:
+        return view.step_dispatched(
+            attempt.started_at,
+            run=self._run.n,
+            turn_id=self._turn_id,
+            step_id=attempt.step_id,
+            ref=attempt.step_ref,
+            args=self._stow(encode(dispatch.directive), view.JSON_TEXT),
+            attempt=attempt.attempt,
+            occurrence=attempt.occurrence,
+            lane=dispatch.lane,
+            input_hash=attempt.input_hash,
+        )
+
+    def _reattempted(self, before: Try, attempt: AttemptRow) -> LogRecord:
+        return view.step_reattempted(
+            attempt.started_at,
+            run=self._run.n,
+            turn_id=self._turn_id,
+            step_id=attempt.step_id,
+            origin=before.origin,
+            ref=attempt.step_ref,
+            attempt=attempt.attempt,
+        )
+
+    def _completed(self, done: Try, status: AttemptStatus, at: int, **more: Json) -> LogRecord:
+        return view.step_completed(
+            at,
+            run=self._run.n,
+            turn_id=self._turn_id,
+            step_id=done.attempt.step_id,
+            origin=done.origin,
+            outcome=status,
+            ms=max(0, at - done.attempt.started_at),
+            **more,
+        )

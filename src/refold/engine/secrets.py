@@ -1,0 +1,84 @@
+"""Secrets: `{"$secret": "NAME"}` in launch input or an agent's spec, resolved at dispatch and never stored.
+
+What is stored, hashed and shown is the reference. What an agent answers may repeat the value: `redact` takes it out
+before the outcome reaches the flow, the log or an error, for a flow ctx that held it would write it into everything
+downstream.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from refold.errors import RefoldError
+
+Json = Any
+
+
+class SecretMissing(RefoldError):
+    """A secret that neither the environment nor the file knows."""
+
+    kind = "secret_missing"
+
+
+class Secrets:
+    """Where secrets come from: `REFOLD_SECRET_<NAME>` of the environment, else `<NAME>` of the file (mode 0600).
+
+    With `plain_names` a variable may also be named as it is. A server that lets Blueprints run any program loses
+    nothing by it, since such a program can read the server's environment anyway; any other server would give a
+    Blueprint whatever keys it happens to have.
+    """
+
+    def __init__(
+        self, file: Path | None = None, environ: Mapping[str, str] = os.environ, *, plain_names: bool = False
+    ) -> None:
+        self._file = file
+        self._environ = environ
+        self._plain_names = plain_names
+        self._told: dict[str, str] = {}
+
+    def resolve(self, value: Json) -> Json:
+        """Returns `value` with every reference replaced by what it names. Raises SecretMissing."""
+        match value:
+            case {"$secret": str(name)} if len(value) == 1:
+                return self._tell(name)
+            case dict():
+                return {key: self.resolve(member) for key, member in value.items()}
+            case list():
+                return [self.resolve(item) for item in value]
+        return value
+
+    def redact(self, value: Json) -> Json:
+        """Returns `value` without any secret that was told so far. The same object if there is none in it."""
+        if not self._told:
+            return value
+        match value:
+            case str():
+                for secret, name in self._told.items():
+                    value = value.replace(secret, f"[secret {name}]")
+                return value
+            case dict():
+                return {self.redact(key): self.redact(member) for key, member in value.items()}
+            case list() | tuple():
+                return [self.redact(item) for item in value]
+        return value
+
+    def _tell(self, name: str) -> str:
+        secret = self._environ.get(f"REFOLD_SECRET_{name}") or self._filed().get(name)
+        if not secret and self._plain_names:
+            secret = self._environ.get(name)
+        if not secret:
+            raise SecretMissing(
+                f"secret {name} is not set: give it as REFOLD_SECRET_{name}, or in secrets.toml", name=name
+            )
+        self._told[secret] = name
+        return secret
+
+    def _filed(self) -> Mapping[str, str]:
+        if self._file is None or not self._file.exists():
+            return {}
+        with self._file.open("rb") as file:
+            return {name: value for name, value in tomllib.load(file).items() if isinstance(value, str)}

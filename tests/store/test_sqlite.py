@@ -1,0 +1,14 @@
+"""The SQLite store does what every store does."""
+
+from pathlib import Path
+
+import pytest
+from store_kit import SqliteFactory
+
+from refold.testing.conformance import StoreConformance
+
+
+class TestSqliteStore(StoreConformance):
+    @pytest.fixture
+    def factory(self, tmp_path: Path) -> SqliteFactory:
+        return SqliteFactory(tmp_path / "refold.db")
