@@ -235,6 +235,9 @@ class ActivationRow(Row, frozen=True, kw_only=True):
     epoch: int
     verb: str
     turn_id: str
+    opened: int
+    """The Session seq of the record that opened its turn; all its records lie from there to `closed`."""
+    closed: int | None
     opened_at: int
     input_json: str | None
     """The launch snapshot, where this activation brought a new one (launch, rerun-from)."""

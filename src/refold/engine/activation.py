@@ -101,6 +101,8 @@ def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: in
             epoch=running.epoch,
             verb=verb,
             turn_id=opening.turn_id,
+            opened=row.seq,
+            closed=None,
             opened_at=at,
             input_json=run.input_json if verb in _NEW_INPUT else None,
             status=None,
@@ -145,7 +147,7 @@ def begin_generation(tx: Tx, run: RunRecord, retired: list[list[int]], input_jso
 
 
 def close_activation(
-    tx: Tx, run: RunRecord, verb: Verb, *, at: int, result: Json, reason: str = ""
+    tx: Tx, run: RunRecord, verb: Verb, queue: Queue, *, at: int, result: Json, reason: str = ""
 ) -> RunRecord | None:
     """Closes the activation of `run` as it stands in the store; the next Run of the queue if that was launched.
 
@@ -158,7 +160,7 @@ def close_activation(
     status = next_status(now.status, verb)
     session = session_of(tx, now)
     records, children = _end_attempts(tx, now, at)
-    append_log(tx, session.n, [*records, _closing(tx, now, status, result, reason, children, at)])
+    rows = append_log(tx, session.n, [*records, _closing(tx, now, status, result, reason, children, at)])
     closed = msgspec.structs.replace(
         now,
         status=status,
@@ -168,7 +170,7 @@ def close_activation(
         ended_at=at if status in TERMINAL else None,
     )
     _write_run(tx, now, closed)
-    ended = {"status": status, "result_json": closed.result_json, "closed_at": at}
+    ended = {"status": status, "result_json": closed.result_json, "closed": rows[-1].seq, "closed_at": at}
     tx.update(ActivationRow, (now.n, now.activation), **ended)
     tx.update(TaskRecord, (now.task,), status=status, updated_at=at)
     tx.update(
@@ -179,7 +181,7 @@ def close_activation(
         held=verb not in LAUNCHES_NEXT,
         turns=session.turns + 1,
     )
-    return launch_next(tx, session.n, at) if verb in LAUNCHES_NEXT else None
+    return queue.launch_next(tx, session.n, at) if verb in LAUNCHES_NEXT else None
 
 
 def cancel_idle(tx: Tx, run: RunRecord, at: int) -> None:
@@ -200,11 +202,28 @@ def cancel_idle(tx: Tx, run: RunRecord, at: int) -> None:
     tx.update(TaskRecord, (run.task,), status=status, updated_at=at)
 
 
-def launch_next(tx: Tx, session_n: int, at: int) -> RunRecord | None:
-    """Launches the oldest pending Run of a Session that is idle, completing its snapshot; None if there is none."""
-    for run in tx.find(RunRecord, session=session_n, status=RunStatus.PENDING, limit=1):
-        return open_activation(tx, _completed(tx, run), Verb.LAUNCH, _queued_opening(run), at)
-    return None
+class Queue:
+    """Which pending Run is launched next: the oldest of an idle Session, while fewer than `max_running` run."""
+
+    def __init__(self, max_running: int = 200) -> None:
+        self._max_running = max_running
+
+    def launch_next(self, tx: Tx, session_n: int, at: int) -> RunRecord | None:
+        """Launches a pending Run of this Session, else one of another that waits for capacity; None if none may go.
+
+        A Run that only capacity holds back says so from then on.
+        """
+        own = tx.find(RunRecord, session=session_n, status=RunStatus.PENDING, limit=1)
+        waiting = tx.find(RunRecord, status=RunStatus.PENDING, waiting_on="capacity")
+        for run in (*own, *waiting):
+            session = session_of(tx, run)
+            if session.active_run is not None or (session.held and session.n != session_n):
+                continue
+            if tx.count(RunRecord, status=RunStatus.RUNNING) < self._max_running:
+                return open_activation(tx, _completed(tx, run), Verb.LAUNCH, _queued_opening(run), at)
+            tx.update(RunRecord, (run.n,), waiting_on="capacity")
+            return None
+        return None
 
 
 def blueprint_name(run: RunRecord) -> str:

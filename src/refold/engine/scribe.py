@@ -35,7 +35,7 @@ Json = Any
 
 
 class Try(msgspec.Struct, kw_only=True):
-    """One attempt of one dispatch: what its row says, and where its item begins (`origin`, a seq, once it is written)."""
+    """One attempt of one dispatch: what its row says, and where its item begins (`origin`, its seq once written)."""
 
     dispatch: Dispatch
     attempt: AttemptRow

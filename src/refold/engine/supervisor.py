@@ -13,7 +13,7 @@ import asyncio
 import msgspec
 import structlog
 
-from refold.engine.activation import close_activation, snapshot
+from refold.engine.activation import Queue, close_activation, snapshot
 from refold.engine.agents import Tools
 from refold.engine.clock import Clock
 from refold.engine.driver import Driver
@@ -29,7 +29,10 @@ log = structlog.get_logger("refold.engine")
 class Supervisor:
     """Starts, stops and awaits drivers. `drive` after the commit that made the Run running, never before."""
 
-    def __init__(self, store: Store, clock: Clock, tools: Tools, *, replay: bool = True) -> None:
+    def __init__(
+        self, store: Store, clock: Clock, tools: Tools, queue: Queue | None = None, *, replay: bool = True
+    ) -> None:
+        self.queue = queue or Queue()
         self._replay = replay
         self._store = store
         self._clock = clock
@@ -89,7 +92,7 @@ class Supervisor:
         result = await driver.drive()
         verb, value = (Verb.FINISH, result.ctx) if isinstance(result, Done) else (Verb.FAIL, {"error": result.text})
         at = self._clock.now_ms()
-        return await self._store.write(lambda tx: close_activation(tx, run, verb, at=at, result=value))
+        return await self._store.write(lambda tx: close_activation(tx, run, verb, self.queue, at=at, result=value))
 
     async def _prepare(self, run: RunRecord) -> Driver:
         launch = snapshot(run)
@@ -112,7 +115,7 @@ class Supervisor:
         result = {"error": f"the driver of this run ended without a result: {error}"}
 
         def close(tx: Tx) -> None:
-            close_activation(tx, run, Verb.INTERRUPT, at=at, result=result, reason="driver fell")
+            close_activation(tx, run, Verb.INTERRUPT, self.queue, at=at, result=result, reason="driver fell")
 
         try:
             await self._store.write(close)

@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from refold.engine.activation import close_activation
+from refold.engine.activation import Queue, close_activation
 from refold.flowir.lifecycle import Verb
 from refold.records import ReplayRow, RunRecord, RunStatus
 from refold.store import Tx
@@ -26,7 +26,7 @@ def interrupt_running(tx: Tx, reason: str, at: int) -> list[tuple[RunRecord, int
     """Interrupts every running Run, its Task with it; its turn closes and its open items too. With replayable rows."""
     left = tx.find(RunRecord, status=RunStatus.RUNNING)
     for run in left:
-        close_activation(tx, run, Verb.INTERRUPT, at=at, result={"error": reason}, reason=reason)
+        close_activation(tx, run, Verb.INTERRUPT, Queue(), at=at, result={"error": reason}, reason=reason)
     return [(run, len(tx.find(ReplayRow, run=run.n))) for run in left]
 
 

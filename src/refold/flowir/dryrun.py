@@ -64,7 +64,7 @@ class PlannedStep(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What would happen. `withheld` counts the targets that were reached; `stopped_at` are the steps that ended lanes."""
+    """What would happen. `withheld` counts the targets that were reached, `stopped_at` names what ended lanes."""
 
     steps: tuple[PlannedStep, ...]
     kept: tuple[ReplayRow, ...]

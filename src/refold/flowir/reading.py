@@ -149,8 +149,11 @@ def name(reading: Reading, value: Json, at: At) -> str | None:
     return text(reading, value, at)
 
 
-def argument(reading: Reading, value: Json, at: At) -> str | None:
-    """A string without NUL, as the operating system takes it."""
+def argument(reading: Reading, value: Json, at: At) -> Json:
+    """A string without NUL, as the operating system takes it, or `{"$secret": NAME}`, which becomes one at dispatch."""
+    if type(value) is dict and list(value) == ["$secret"]:
+        name(reading, value["$secret"], at.member("$secret"))
+        return value
     return value if value == "" else name(reading, value, at)
 
 

@@ -105,6 +105,7 @@ class _Api:
             ("GET", "/v1/runs/{id}", self.run),
             ("GET", "/v1/runs/{id}/steps", self.steps),
             ("GET", "/v1/runs/{id}/replay", self.replay),
+            ("GET", "/v1/runs/{id}/trace", self.trace),
             ("POST", "/v1/runs/{id}/resume", self.resume),
             ("POST", "/v1/runs/{id}/rerun-from", self.rerun),
             ("POST", "/v1/runs/{id}/cancel", self.cancel),
@@ -177,6 +178,9 @@ class _Api:
         ctx = request.query_params.get("ctx") == "true"
         rows = await self._app.runs.replay(run_id)
         return 200, _whole([shapes.replay_row(row, run_id, ctx=ctx) for row in rows])
+
+    async def trace(self, request: Request) -> Answer:
+        return 200, _whole(await self._app.runs.trace(request.path_params["id"]))
 
     async def resume(self, request: Request) -> Answer:
         if _previews(request):

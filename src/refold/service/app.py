@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from refold.engine.activation import Queue
 from refold.engine.agents import Tools
 from refold.engine.capacity import Capacity
 from refold.engine.clock import Clock
@@ -68,7 +69,7 @@ class App:
             capacity=Capacity(settings.max_concurrent_steps, settings.max_subprocesses),
             secrets=Secrets(settings.secrets_file, plain_names=settings.subprocess == "any"),
         )
-        self._supervisor = Supervisor(store, clock, tools, replay=settings.replay)
+        self._supervisor = Supervisor(store, clock, tools, Queue(settings.max_running_runs), replay=settings.replay)
         self.ledger = Ledger(store)
         self.blueprints = Blueprints(store, clock, settings.default_blueprint)
         self.tasks = Tasks(store, clock, self._supervisor, self.blueprints, settings.subprocess)

@@ -10,12 +10,13 @@ from typing import Any
 
 import msgspec
 
+from refold import view
 from refold.engine.activation import Opening, cancel_idle, close_activation, open_activation, snapshot
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor, load_history
 from refold.errors import Conflict, InvalidJson, NotFound, Unprocessable
 from refold.flowir.lifecycle import Verb, plan_resume
-from refold.records import AttemptRow, ReplayRow, RunRecord, RunStatus, parse_id
+from refold.records import ActivationRow, AttemptRow, ReplayRow, RunRecord, RunStatus, parse_id
 from refold.service.blueprints import SubprocessMode
 from refold.store import Reader, Store, Tx
 
@@ -68,6 +69,19 @@ class Runs:
             return []
         return await self._store.read(lambda reader: load_history(reader, find_run(reader, run_id)).rows)
 
+    async def trace(self, run_id: str) -> list[Json]:
+        """What the engine did in this Run, over all its activations, in order."""
+        run = await self.get(run_id)
+
+        def read(reader: Reader) -> list[Json]:
+            entries: list[Json] = []
+            for activation in reader.find(ActivationRow, run=run.n):
+                limit = None if activation.closed is None else activation.closed - activation.opened + 1
+                entries += view.trace(activation, reader.log(run.session, activation.opened - 1, limit))
+            return entries
+
+        return await self._store.read(read)
+
     async def settled(self, run: RunRecord) -> RunRecord:
         """The record of `run` once it is neither pending nor running any more."""
         while run.status in ("pending", "running"):
@@ -119,7 +133,15 @@ class Runs:
             if run.status == RunStatus.CANCELLED:
                 return run, None
             if run.status == RunStatus.RUNNING:
-                after = close_activation(tx, run, Verb.CANCEL, at=at, result={"error": "cancelled"}, reason="cancelled")
+                after = close_activation(
+                    tx,
+                    run,
+                    Verb.CANCEL,
+                    self._supervisor.queue,
+                    at=at,
+                    result={"error": "cancelled"},
+                    reason="cancelled",
+                )
             else:
                 after = None
                 cancel_idle(tx, run, at)

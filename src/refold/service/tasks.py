@@ -14,7 +14,7 @@ import msgspec
 
 from refold import view
 from refold.canonical import decode, encode
-from refold.engine.activation import Opening, launch_next
+from refold.engine.activation import Opening
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor
 from refold.errors import NotFound
@@ -83,13 +83,11 @@ class Tasks:
         check_programs(resolved, mode)
         kick = Kick(opening=self.opening("http"))
 
-        def create(tx: Tx) -> RunRecord:
+        def create(tx: Tx) -> Kicked:
             task, session = self.create(tx, new, resolved)
-            return self.kick(tx, task, session, resolved, kick, mode).run
+            return self.kick(tx, task, session, resolved, kick, mode)
 
-        run = await self._store.write(create)
-        self._supervisor.drive(run)
-        return run
+        return self._drive(await self._store.write(create))
 
     async def rekick(self, task_id: str, override: Json = None) -> RunRecord:
         """Kicks a Task again: always a new Run. A Task launched by id takes today's head unless its version is fixed.
@@ -105,7 +103,9 @@ class Tasks:
             session = tx.find(SessionRecord, session_id=task.session_id)[0]
             return self.kick(tx, task, session, resolved, kick)
 
-        kicked = await self._store.write(again)
+        return self._drive(await self._store.write(again))
+
+    def _drive(self, kicked: Kicked) -> RunRecord:
         if kicked.launched is not None:
             self._supervisor.drive(kicked.launched)
         return kicked.run
@@ -201,8 +201,10 @@ class Tasks:
                 ended_at=None,
             )
         )
-        launched = launch_next(tx, session.n, at) if session.active_run is None else None
-        return Kicked(run=launched if launched is not None and launched.n == run.n else run, launched=launched)
+        launched = self._supervisor.queue.launch_next(tx, session.n, at) if session.active_run is None else None
+        now = tx.get(RunRecord, run.n)
+        assert now is not None, "inserted above"
+        return Kicked(run=now, launched=launched)
 
     def opening(self, trigger: str, command_id: str | None = None, text: str | None = None, **more: str) -> Opening:
         """An Opening whose turn id is the command's, or a new one of ours where no command woke the Run."""

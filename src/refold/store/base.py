@@ -78,7 +78,7 @@ TABLES: Final[Mapping[type[Row], Table]] = {
 
 
 class AttemptEnd(Row, frozen=True, kw_only=True):
-    """The end of the attempt `ordinal`, and the record that shows it. `outcome_json` and `due_at` as in `AttemptRow`."""
+    """The end of attempt `ordinal`, and the record that shows it. `outcome_json`, `due_at`: see `AttemptRow`."""
 
     ordinal: int
     status: str
@@ -125,6 +125,10 @@ class Reader(Protocol):
         self, kind: type[R], *, after: int = 0, limit: int | None = None, newest_first: bool = False, **equals: Any
     ) -> list[R]:
         """The rows whose members equal, ordered by primary key, those whose last key member is > `after`."""
+        ...
+
+    def count(self, kind: type[Row], **equals: Any) -> int:
+        """How many rows `find` would return."""
         ...
 
     def log(self, session: int, after: int, limit: int | None = None) -> list[LogRow]:

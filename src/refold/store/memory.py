@@ -84,6 +84,9 @@ class _MemoryTx:
         found.sort(reverse=newest_first)
         return [self._tables.rows[kind][key] for key in found[:limit]]  # type: ignore[misc]
 
+    def count(self, kind: type[Row], **equals: Any) -> int:
+        return len(self.find(kind, **equals))
+
     def log(self, session: int, after: int, limit: int | None = None) -> list[LogRow]:
         rows, log = [], self._tables.rows[LogRow]
         while limit is None or len(rows) < limit:

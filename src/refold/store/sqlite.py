@@ -215,6 +215,10 @@ class _SqliteTx:
         sql = f"SELECT {_columns(kind)} FROM {table.name}{where} ORDER BY {order}{tail}"
         return [_row(kind, found) for found in self.connection.execute(sql, values)]
 
+    def count(self, kind: type[Row], **equals: Any) -> int:
+        where = f" WHERE {' AND '.join(f'{name} IS ?' for name in equals)}" if equals else ""
+        return self.connection.execute(f"SELECT count(*) FROM {TABLES[kind].name}{where}", tuple(equals.values())).get
+
     def log(self, session: int, after: int, limit: int | None = None) -> list[LogRow]:
         sql = f"SELECT {_columns(LogRow)} FROM log WHERE session=? AND seq>? ORDER BY seq LIMIT ?"
         found = self.connection.execute(sql, (session, after, -1 if limit is None else limit))

@@ -25,6 +25,7 @@ from refold.view.step_log import (
     step_reattempted,
     step_retried,
 )
+from refold.view.trace import trace
 from refold.view.turn_log import turn_completed, turn_ended, turn_opened, turn_refused, turn_unqueued, turn_woken
 
 __all__ = [
@@ -72,6 +73,7 @@ __all__ = [
     "step_reattempted",
     "step_retried",
     "stow",
+    "trace",
     "turn_completed",
     "turn_ended",
     "turn_opened",

@@ -103,6 +103,8 @@ CREATE TABLE activation (
   epoch       INTEGER NOT NULL,
   verb        TEXT NOT NULL,
   turn_id     TEXT NOT NULL,
+  opened      INTEGER NOT NULL,
+  closed      INTEGER,
   opened_at   INTEGER NOT NULL,
   input_json  TEXT,
   status      TEXT,
