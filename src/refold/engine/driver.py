@@ -124,7 +124,7 @@ class Driver:
                     self._abandon(ticket)
 
     def _take_on(self, dispatch: Dispatch) -> None:
-        """Puts a dispatch in line for its slot; one that a crash left ambiguous may be refused by its policy instead."""
+        """Puts a dispatch in line for its slot; one that a crash left ambiguous may be refused by its policy."""
         cut_off = self._scribe.last.get(dispatch.key)
         agent = self._agents.get(dispatch.ref)
         if cut_off is not None and cut_off.status is None and agent is not None and agent.on_ambiguous == "fail":

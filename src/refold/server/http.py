@@ -103,6 +103,7 @@ class _Api:
             ("POST", "/v1/tasks/{id}/runs", self.rekick),
             ("GET", "/v1/runs", self.runs),
             ("GET", "/v1/runs/{id}", self.run),
+            ("DELETE", "/v1/runs/{id}", self.delete),
             ("GET", "/v1/runs/{id}/steps", self.steps),
             ("GET", "/v1/runs/{id}/replay", self.replay),
             ("GET", "/v1/runs/{id}/trace", self.trace),
@@ -116,8 +117,7 @@ class _Api:
         return 200, {"ok": True}
 
     async def status(self, request: Request) -> Answer:
-        running = await self._app.runs.page(10_000, status=RunStatus.RUNNING)
-        return 200, {"version": __version__, "running_runs": len(running)}
+        return 200, {"version": __version__, **await self._app.status()}
 
     async def add_blueprint(self, request: Request) -> Answer:
         return 201, shapes.blueprint(await self._app.blueprints.add(await _json(request)), body=False)
@@ -168,6 +168,10 @@ class _Api:
     async def run(self, request: Request) -> Answer:
         run_id = request.path_params["id"]
         return 200, shapes.run(await self._app.runs.get(run_id), await self._app.runs.steps(run_id))
+
+    async def delete(self, request: Request) -> Answer:
+        await self._app.runs.delete(request.path_params["id"])
+        return 200, {"run_id": request.path_params["id"], "deleted": True}
 
     async def steps(self, request: Request) -> Answer:
         attempts = await self._app.runs.steps(request.path_params["id"])

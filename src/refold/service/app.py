@@ -6,12 +6,14 @@ interrupted durably, then stopped.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import structlog
 
 from refold.engine.activation import Queue
 from refold.engine.agents import Tools
@@ -20,8 +22,9 @@ from refold.engine.clock import Clock
 from refold.engine.reaper import Reaper
 from refold.engine.secrets import Secrets
 from refold.engine.supervisor import Supervisor
-from refold.engine.sweeps import SERVER_RESTART, SERVER_SHUTDOWN, interrupt_running, report
-from refold.records import MetaRow
+from refold.engine.sweeps import SERVER_RESTART, SERVER_SHUTDOWN, StaleSweep, interrupt_running, report
+from refold.errors import RefoldError
+from refold.records import MetaRow, RunRecord, RunStatus
 from refold.service.blueprints import Blueprints, SubprocessMode
 from refold.service.commands import Ledger
 from refold.service.reruns import Reruns
@@ -29,7 +32,9 @@ from refold.service.runs import Runs
 from refold.service.sessions import Sessions
 from refold.service.tasks import Tasks
 from refold.session import Hub, SessionLog
-from refold.store import MemoryStore, SqliteStore, Store, Tx
+from refold.store import MemoryStore, Reader, SqliteStore, Store, Tx
+
+log = structlog.get_logger("refold")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +75,10 @@ class App:
             secrets=Secrets(settings.secrets_file, plain_names=settings.subprocess == "any"),
         )
         self._supervisor = Supervisor(store, clock, tools, Queue(settings.max_running_runs), replay=settings.replay)
+        self.sweep = StaleSweep(
+            store, clock, self._supervisor, settings.stale_run_sweep_secs, settings.sweep_period_secs
+        )
+        self._sweeping: asyncio.Task[None] | None = None
         self.ledger = Ledger(store)
         self.blueprints = Blueprints(store, clock, settings.default_blueprint)
         self.tasks = Tasks(store, clock, self._supervisor, self.blueprints, settings.subprocess)
@@ -98,8 +107,28 @@ class App:
         key = await store.write(_mac_key)
         app = cls(settings, store, key, Reaper.start(clock.uuid7()), clock)
         at = clock.now_ms()
-        report(await store.write(lambda tx: interrupt_running(tx, SERVER_RESTART, at)))
+        recovered = await store.write(lambda tx: interrupt_running(tx, SERVER_RESTART, at))
+        report(recovered)
+        if settings.auto_resume:
+            for run, _ in recovered:
+                await app._resume(run)
+        app._sweeping = asyncio.create_task(app.sweep.run(), name="stale run sweep")
         return app
+
+    async def _resume(self, run: RunRecord) -> None:
+        try:
+            await self.runs.resume(run.run_id)
+        except RefoldError as error:
+            log.warning("run_not_auto_resumed", run_id=run.run_id, kind=error.kind, error=error.message)
+
+    async def status(self) -> dict[str, Any]:
+        """How this process stands: Runs by status, and what the sweep found."""
+
+        def count(reader: Reader) -> dict[str, int]:
+            return {str(status): reader.count(RunRecord, status=status) for status in RunStatus}
+
+        sweep = {"interrupted": self.sweep.interrupted, "faults": self.sweep.faults}
+        return {"runs": await self.store.read(count), "stale_run_sweep": sweep}
 
     async def drain(self) -> None:
         """Marks what runs as interrupted, resumable later, then stops its work and returns when it is gone."""
@@ -109,6 +138,9 @@ class App:
 
     async def close(self) -> None:
         """Stops whatever is left and closes the store. What was not drained is found by the next boot."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            await asyncio.gather(self._sweeping, return_exceptions=True)
         await self._supervisor.stop_all()
         await self._reaper.close()
         await self.store.close()

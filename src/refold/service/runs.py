@@ -15,8 +15,17 @@ from refold.engine.activation import Opening, cancel_idle, close_activation, ope
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor, load_history
 from refold.errors import Conflict, InvalidJson, NotFound, Unprocessable
-from refold.flowir.lifecycle import Verb, plan_resume
-from refold.records import ActivationRow, AttemptRow, ReplayRow, RunRecord, RunStatus, parse_id
+from refold.flowir.lifecycle import TERMINAL, Verb, plan_resume
+from refold.records import (
+    ActivationRow,
+    AttemptRow,
+    CutRow,
+    DecisionRow,
+    ReplayRow,
+    RunRecord,
+    RunStatus,
+    parse_id,
+)
 from refold.service.blueprints import SubprocessMode
 from refold.store import Reader, Store, Tx
 
@@ -153,6 +162,25 @@ class Runs:
         if after is not None:
             self._supervisor.drive(after)
         return await self.get(run_id)
+
+    async def delete(self, run_id: str) -> None:
+        """Removes a Run that has ended, and all it owns: its replay log, its attempts, its activations.
+
+        What clients saw of it stays in its Session's log. Raises InvalidId, NotFound, Conflict.
+        """
+        parse_id(run_id, "R")
+
+        def remove(tx: Tx) -> None:
+            run = find_run(tx, run_id)
+            if run.status not in TERMINAL:
+                raise Conflict(
+                    f"run {run_id} is {run.status}; cancel it first", kind=f"run_{run.status}", status=run.status
+                )
+            for kind in (ReplayRow, DecisionRow, CutRow, AttemptRow, ActivationRow):
+                tx.delete(kind, run=run.n)
+            tx.delete(RunRecord, n=run.n)
+
+        await self._store.write(remove)
 
     def _opening(self, command_id: str | None) -> Opening:
         turn_id = command_id or self._clock.uuid7()

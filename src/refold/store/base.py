@@ -157,6 +157,10 @@ class Tx(Reader, Protocol):
         """Changes members of the row with this primary key if `where` holds of it: a compare-and-set. False if not."""
         ...
 
+    def delete(self, kind: type[Row], **equals: Any) -> int:
+        """Deletes the rows whose members equal, and says how many. For what an operator removes, never for use."""
+        ...
+
 
 class Store(Protocol):
     """One durable place for everything. Used from one event loop; see the module docstring for its three verbs."""

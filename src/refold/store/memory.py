@@ -135,6 +135,18 @@ class _MemoryTx:
         self._undo.append(lambda: table.__setitem__(tuple(key), old))
         return True
 
+    def delete(self, kind: type[Row], **equals: Any) -> int:
+        table, spec, gone = self._tables.rows[kind], TABLES[kind], self.find(kind, **equals)
+        for row in gone:
+            key = _members(row, spec.key)
+            del table[key]
+            self._undo.append(lambda key=key, row=row: table.__setitem__(key, row))
+            for names in spec.unique:
+                taken, claim = self._tables.unique[kind, names], _members(row, names)
+                taken.discard(claim)
+                self._undo.append(lambda taken=taken, claim=claim: taken.add(claim))
+        return len(gone)
+
 
 def _members(row: Row, names: Sequence[str]) -> tuple[Any, ...]:
     return tuple(getattr(row, name) for name in names)

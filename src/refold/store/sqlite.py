@@ -263,6 +263,11 @@ class _SqliteTx:
         self.connection.execute(sql, (*changes.values(), *key, *guard.values()))
         return self.connection.changes() == 1
 
+    def delete(self, kind: type[Row], **equals: Any) -> int:
+        where = " AND ".join(f"{name} IS ?" for name in equals)
+        self.connection.execute(f"DELETE FROM {TABLES[kind].name} WHERE {where}", tuple(equals.values()))
+        return self.connection.changes()
+
     def _insert(self, kind: type[Row], verb: str) -> str:
         sql = self._sql.get((kind, verb))
         if sql is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from urllib.parse import quote_from_bytes
@@ -194,7 +195,7 @@ def _outcome(folder: Path, evidence: Evidence) -> Mapping[str, Json]:
         "ended_before_kill": sum(entry.event == "end" for entry in evidence.before),
         "cut_off": len(in_flight(evidence.before)),
         "replayed_steps": evidence.resumed["replayed_steps"],
-        "steps": [_step(fact) for fact in facts],
+        "steps": [_step(fact) for fact in _read_out(facts)],
         "events": {"before": evidence.events[0], "after": evidence.events[1], "all": evidence.all_events},
         "history": {"mode": evidence.history["mode"], "none_reason": evidence.history.get("noneReason")},
         "digests": dict(evidence.digests),
@@ -202,6 +203,12 @@ def _outcome(folder: Path, evidence: Evidence) -> Mapping[str, Json]:
         "answer": final["output"] if done else final,
         "checks": [{"check": check.says, "holds": check.holds, "faults": list(check.faults)} for check in checks],
     }
+
+
+def _read_out(facts: list[StepFact]) -> Iterator[StepFact]:
+    """In the order of dispatch, but the lanes of a fan-out sorted: theirs depends on who was faster."""
+    for in_lanes, group in itertools.groupby(facts, key=lambda fact: bool(fact.lane)):
+        yield from sorted(group, key=lambda fact: (fact.ref, fact.lane)) if in_lanes else group
 
 
 def _step(fact: StepFact) -> Json:
