@@ -85,7 +85,9 @@ numbers = st.one_of(
     st.integers(-3, 3),
     st.floats(allow_nan=False, allow_infinity=False),
     st.integers(-(10**6), 10**6).map(float),
-    st.sampled_from([0.0, -0.0, 1e16, 1e21, 1e-4, 9.999e-5, 1e-7, 2.0**53, 2**53, 2**53 + 1, 2**63, 2**63 - 1, -(2**63)]),
+    st.sampled_from(
+        [0.0, -0.0, 1e16, 1e21, 1e-4, 9.999e-5, 1e-7, 2.0**53, 2**53, 2**53 + 1, 2**63, 2**63 - 1, -(2**63)]
+    ),
 )
 scalars = st.one_of(st.none(), st.booleans(), numbers, texts)
 json_values = st.recursive(

@@ -1,4 +1,4 @@
-"""The machine step by step: what nodes do, what joins do, which commands come when, metering. Replay has its own file."""
+"""The machine step by step: what nodes and joins do, which commands come when, metering. Replay has its own file."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ TARGET = "invalid path syntax: expected Path expr for write target"
         (loop("$.n", unary("not", "$.stop"), assign("$.stop", 0), 10), {"stop": None}, {"stop": 0, "n": 1}),
         (guard(assign("$.b", 1), assign("$.c", 1)), {}, {"b": 1}),
         (guard(seq(assign("$.b", 1), WRONG), assign("$.c", 1)), {"a": 1}, {"a": 1, "err": NOT_BOOLEAN, "c": 1}),
-        (guard(WRONG, err_at=None), {"a": 1}, {"a": 1}),
+        (guard(seq(assign("$.b", 1), WRONG), err_at=None), {"a": 1}, {"a": 1}),
         (guard(guard(WRONG, assign("$.x", "$.no"), None)), {}, {"err": "path not found: $.no"}),
         (guard(assign("$.a", 2), err_at=lit("not needed")), {"a": 1}, {"a": 2}),
     ],
@@ -220,13 +220,33 @@ def test_the_step_meta_envelope(given, directive, step_ctx):
     assert (asked.directive, asked.step_ctx) == (directive, step_ctx)
 
 
+@pytest.mark.parametrize("asked", [{"secs": 0}, {"secs": 1.5}, {"until": "2030-01-01T00:00:00Z"}])
+def test_a_wait_is_asked_of_the_engine_and_writes_nothing(asked):
+    machine = machine_of({"kind": "wait"} | {key: lit(value) for key, value in asked.items()}, {"a": 1})
+    (dispatch,) = machine.start()
+    assert (dispatch.ref, dispatch.directive) == ("@wait", asked)
+    machine.complete(dispatch.ticket, Pass(None))
+    assert machine.result == Done({"a": 1})
+
+
+@pytest.mark.parametrize(
+    ("member", "value"),
+    [("secs", v) for v in (-1, True, "1", None, 1e12, float("nan"))] + [("until", v) for v in (5, "", "tomorrow")],
+)
+def test_a_wait_for_something_else_is_a_type_error(member, value):
+    result = run({"kind": "wait", member: lit(value)})
+    assert result.text.startswith(f"type error in 'wait.{member}': ")
+
+
 @pytest.mark.parametrize(
     "meta", [1, None, {"ref": "other"}, {"ref": 1}, {"ref": {}}, {"inline": []}, {"inline": None}, {"in": {}}]
 )
 def test_a_malformed_envelope_fails_the_step_before_its_dispatch(meta):
     machine = machine_of(step("a", lit({"$step_meta": meta}), "$.x"), metas=METAS)
     assert machine.start() == []
-    assert machine.result.text.startswith("dispatcher error for ref 'a': dispatcher error for ref 'a': invalid $step_meta")
+    assert machine.result.text.startswith(
+        "dispatcher error for ref 'a': dispatcher error for ref 'a': invalid $step_meta"
+    )
 
 
 # -- fan-outs ---------------------------------------------------------------------------------------------------------
@@ -396,6 +416,20 @@ def test_an_outcome_that_comes_while_paused_is_kept():
     while machine.paused:
         machine.proceed()
     assert machine.result.ctx["r"] == [{"i": 0, "got": "kept"}, {"i": 1, "n": 50}]
+
+
+def test_nothing_runs_while_paused_however_many_outcomes_come():
+    looping = branch(binary("lt", "$.i", 20), ASK, loop("$.n", True, seq(), 958))
+    machine = machine_of(fanout(list(range(21)), looping, "all"), slice=100)
+    asked = dispatches(machine.start())
+    assert len(asked) == 20 and machine.paused
+    for dispatch in asked:
+        assert machine.complete(dispatch.ticket, Pass(1)) == []
+    grants = 1
+    while machine.paused:
+        machine.proceed()
+        grants += 1
+    assert grants == 11  # 1 + 21 + 20 + 1 + 958 = 1001 nodes entered
 
 
 def test_a_lane_that_loops_does_not_starve_the_others():

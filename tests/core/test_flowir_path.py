@@ -15,6 +15,7 @@ from refold.flowir.path import parse, read, show, write
 keys = st.text(st.characters(exclude_categories=["Cs"], exclude_characters='"'), min_size=1, max_size=4)
 paths = st.lists(keys, max_size=4).map(tuple)
 short_paths = st.lists(st.sampled_from("abc"), max_size=3).map(tuple)
+LONG = "$" + ".a" * 65
 documents = st.recursive(
     st.one_of(st.none(), st.integers(), st.just("s")), lambda inner: st.dictionaries(st.sampled_from("abc"), inner)
 )
@@ -38,11 +39,27 @@ def test_what_parses(text, expected):
 
 @pytest.mark.parametrize(
     "text",
-    ["", "a", ".a", "$foo", "$.", "$.a.", "$.a..b", "$..a", "$[", '$["a"', "$[]", '$[""]', '$["a"]b', "$[0]", "$['a']"]
-    + ["$" + ".a" * 65],
+    [
+        "",
+        "a",
+        ".a",
+        "$foo",
+        "$.",
+        "$.a.",
+        "$.a..b",
+        "$..a",
+        "$[",
+        '$["a"',
+        "$[]",
+        '$[""]',
+        '$["a"]b',
+        "$[0]",
+        "$['a']",
+        LONG,
+    ],
 )
 def test_what_does_not_parse(text):
-    with pytest.raises(FlowError, match="^invalid path syntax: "):
+    with pytest.raises(FlowError, match=r"^invalid path syntax: "):
         parse(text)
 
 

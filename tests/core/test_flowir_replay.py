@@ -330,7 +330,9 @@ def test_settling_stops_at_what_only_the_live_world_can_answer():
 
 
 def test_a_decision_that_comes_of_settling_is_left_for_the_driver_and_what_it_gives_up_is_not():
-    flow = fanout([0, 1], branch({"op": "eq", "lhs": lit(1), "rhs": {"op": "path", "at": "$.i"}}, ask("b"), ask("a")), "race")
+    flow = fanout(
+        [0, 1], branch({"op": "eq", "lhs": lit(1), "rhs": {"op": "path", "at": "$.i"}}, ask("b"), ask("a")), "race"
+    )
     machine, left, _ = settled(flow, ("b", ((0, 1),), 1))
     assert left == [Decision((), 0, 1)]
     assert isinstance(machine.result, Done)
@@ -338,7 +340,11 @@ def test_a_decision_that_comes_of_settling_is_left_for_the_driver_and_what_it_gi
 
 def test_an_abandoned_dispatch_that_the_driver_has_is_left_for_it():
     cursor = log_of(("b", ((0, 1),), 1)).cursor()
-    flow = fanout([0, 1], branch({"op": "eq", "lhs": lit(1), "rhs": {"op": "path", "at": "$.i"}}, seq(ask("c"), ask("b")), ask("a")), "race")
+    flow = fanout(
+        [0, 1],
+        branch({"op": "eq", "lhs": lit(1), "rhs": {"op": "path", "at": "$.i"}}, seq(ask("c"), ask("b")), ask("a")),
+        "race",
+    )
     machine = FlowMachine(parse_flow(flow), {})
     a, c = settle_hits(machine, machine.start(), cursor)
     left = settle_hits(machine, machine.complete(c.ticket, Pass(1)), cursor)

@@ -18,6 +18,7 @@ from refold.engine.agents import Report
 from refold.engine.clock import Clock
 from refold.engine.retries import status_of
 from refold.flowir import Blocked, Decision, Dispatch, Failed, ReplayKey
+from refold.flowir.snapshots import Writer as SnapshotWriter
 from refold.records import (
     AttemptRow,
     AttemptStatus,
@@ -50,6 +51,7 @@ class Scribe:
         self._clock = clock
         self._replay = replay
         self._rows, self._chain = run.rows, run.chain
+        self._snapshots = SnapshotWriter()
         self._tries: Counter[ReplayKey] = Counter()
         self.last: dict[ReplayKey, AttemptRow] = {}
         """The last attempt of each step before this activation, within the generation."""
@@ -134,18 +136,20 @@ class Scribe:
         """Logs a Pass: its output, and the dispatch Ctx that it was made from."""
         if not self._replay:
             return
-        attempt = done.attempt
+        attempt, ordinal, output = done.attempt, self._rows + 1, encode(value)
+        snapshot = self._snapshots.write(ordinal, ctx)
+        self._snapshots.passed(ordinal, value, output)
         row = ReplayRow(
             run=self._run.n,
-            ordinal=self._rows + 1,
+            ordinal=ordinal,
             generation=self._run.generation,
             epoch=self._run.epoch,
             step_ref=attempt.step_ref,
             input_hash=attempt.input_hash,
             occurrence=attempt.occurrence,
             lane_json=attempt.lane_json,
-            ctx_snapshot_json=encode(ctx),
-            step_output_json=encode(value),
+            ctx_snapshot_json=snapshot,
+            step_output_json=output,
             created_at=self._clock.now_ms(),
         )
         self._passes.append(self._sealed(row))

@@ -125,9 +125,10 @@ class Supervisor:
 
 
 class History(msgspec.Struct, frozen=True):
-    """What a Run has behind it: its live replay rows and decisions, and its attempts."""
+    """What a Run has behind it: its live replay rows and decisions, all rows there ever were, and its attempts."""
 
     rows: list[ReplayRow]
+    all_rows: list[ReplayRow]
     decisions: list[DecisionRow]
     attempts: list[AttemptRow]
 
@@ -143,4 +144,4 @@ def load_history(reader: Reader, run: RunRecord) -> History:
     decisions, cuts = reader.find(DecisionRow, run=run.n), reader.find(CutRow, run=run.n)
     verify_replay(run, [*rows, *decisions, *cuts])
     kept = uncut(decisions, cuts)
-    return History(live_rows(uncut(rows, cuts), kept), kept, reader.find(AttemptRow, run=run.n))
+    return History(live_rows(uncut(rows, cuts), kept), rows, kept, reader.find(AttemptRow, run=run.n))

@@ -42,6 +42,7 @@ from refold.flowir.messages import (
 from refold.flowir.nodes import WAIT
 from refold.flowir.parse import parse_blueprint, parse_flow
 from refold.flowir.replay import ReplayCursor, live_rows, settle_hits, uncut
+from refold.flowir.snapshots import read_all
 
 __all__ = [
     "JOINS",
@@ -88,6 +89,7 @@ __all__ = [
     "live_rows",
     "parse_blueprint",
     "parse_flow",
+    "read_all",
     "refusals",
     "settle_hits",
     "steps_of",

@@ -179,9 +179,9 @@ class _Api:
 
     async def replay(self, request: Request) -> Answer:
         run_id = request.path_params["id"]
-        ctx = request.query_params.get("ctx") == "true"
-        rows = await self._app.runs.replay(run_id)
-        return 200, _whole([shapes.replay_row(row, run_id, ctx=ctx) for row in rows])
+        asked = {name: request.query_params.get(name) == "true" for name in ("ctx", "all")}
+        steps = await self._app.runs.replay(run_id, ctx=asked["ctx"], everything=asked["all"])
+        return 200, _whole([shapes.replay_row(step, run_id) for step in steps])
 
     async def trace(self, request: Request) -> Answer:
         return 200, _whole(await self._app.runs.trace(request.path_params["id"]))

@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from refold.canonical import decode
+from refold.canonical import decode, encode
 from refold.engine.activation import snapshot
-from refold.records import AttemptRow, BlueprintRecord, ReplayRow, RunRecord, TaskRecord
+from refold.records import AttemptRow, BlueprintRecord, RunRecord, TaskRecord
 from refold.service.reruns import Preview
+from refold.service.runs import LoggedStep
 from refold.view import rfc3339
 
 Json = Any
@@ -57,8 +58,9 @@ def step(attempt: AttemptRow) -> Json:
     }
 
 
-def replay_row(row: ReplayRow, run_id: str, *, ctx: bool) -> Json:
-    """One row of the replay log; its dispatch Ctx only where it is asked for."""
+def replay_row(step: LoggedStep, run_id: str) -> Json:
+    """One row of the replay log; its dispatch Ctx only where it was asked for."""
+    row = step.row
     shown = {
         "run_id": run_id,
         "ordinal": row.ordinal,
@@ -68,10 +70,11 @@ def replay_row(row: ReplayRow, run_id: str, *, ctx: bool) -> Json:
         "lane": decode(row.lane_json),
         "generation": row.generation,
         "epoch": row.epoch,
+        "live": step.live,
         "step_output_json": row.step_output_json,
         "created_at": rfc3339(row.created_at),
     }
-    return shown | ({"ctx_snapshot_json": row.ctx_snapshot_json} if ctx else {})
+    return shown if step.ctx is None else shown | {"ctx_snapshot_json": encode(step.ctx)}
 
 
 def preview(found: Preview) -> Json:

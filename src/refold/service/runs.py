@@ -15,6 +15,7 @@ from refold.engine.activation import Opening, cancel_idle, close_activation, ope
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor, load_history
 from refold.errors import Conflict, InvalidJson, NotFound, Unprocessable
+from refold.flowir import read_all
 from refold.flowir.lifecycle import TERMINAL, Verb, plan_resume
 from refold.records import (
     ActivationRow,
@@ -37,6 +38,14 @@ class Resumed(msgspec.Struct, frozen=True):
 
     run: RunRecord
     replayed_steps: int
+
+
+class LoggedStep(msgspec.Struct, frozen=True):
+    """A row of the replay log, its whole dispatch Ctx where that was asked for, and whether it is live."""
+
+    row: ReplayRow
+    ctx: Json
+    live: bool
 
 
 class Runs:
@@ -70,13 +79,24 @@ class Runs:
         run = await self.get(run_id)
         return await self._store.read(lambda reader: reader.find(AttemptRow, run=run.n))
 
-    async def replay(self, run_id: str) -> list[ReplayRow]:
-        """The live rows of the Run's replay log, checked against its chain. Raises StoreDamaged."""
-        run = await self.get(run_id)
+    async def replay(self, run_id: str, *, ctx: bool = False, everything: bool = False) -> list[LoggedStep]:
+        """The live rows of the Run's replay log, checked against its chain; with `everything` the retired ones too.
 
+        With `ctx` each comes with its whole dispatch Ctx. Raises StoreDamaged.
+        """
+        run = await self.get(run_id)
         if not run.rows:
             return []
-        return await self._store.read(lambda reader: load_history(reader, find_run(reader, run_id)).rows)
+
+        def read(reader: Reader) -> list[LoggedStep]:
+            history = load_history(reader, find_run(reader, run_id))
+            live = {row.ordinal for row in history.rows}
+            found = read_all(history.all_rows) if ctx else ((row, None) for row in history.all_rows)
+            return [
+                LoggedStep(row, whole, row.ordinal in live) for row, whole in found if everything or row.ordinal in live
+            ]
+
+        return await self._store.read(read)
 
     async def trace(self, run_id: str) -> list[Json]:
         """What the engine did in this Run, over all its activations, in order."""

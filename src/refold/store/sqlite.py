@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_type_hints
 
 import apsw
 import msgspec
 
-from refold.errors import CommitFailed, StoreDamaged, StoreError, StoreRefused
+from refold.errors import CommitFailed, StoreDamaged, StoreError, StoreHeld, StoreRefused
 from refold.records import LogRow, Row
 from refold.store.base import TABLES, StepCommit, Tx, apply_step
 
@@ -37,7 +37,8 @@ APPLICATION_ID: Final = 0x7265666F  # "refo"
 CHECKPOINT_PAGES: Final = 8000
 """WAL pages before a checkpoint: at SQLite's default of 1000 the p99 of grouped commits is five times as high."""
 
-_FATAL = (apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.CantOpenError)
+_FATAL: Final = (apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.CantOpenError)
+_FLAGS: Final = {kind: [name for name, hint in get_type_hints(kind).items() if hint is bool] for kind in TABLES}
 _Entry = tuple[Callable[[Any], Any], "asyncio.Future[Any]"]
 
 
@@ -50,7 +51,7 @@ class SqliteStore:
         self._reader = _SqliteTx(reader)
         self._tx = _SqliteTx(writer)
         self._queue: list[_Entry] = []
-        self._failed: CommitFailed | None = None
+        self._stopped: str | None = None
         self._wake: Callable[[Mapping[int, int]], None] = lambda heads: None
 
     @classmethod
@@ -58,35 +59,38 @@ class SqliteStore:
         """Opens or makes the store at `path`, and brings its schema up to date.
 
         Raises StoreRefused for a newer or foreign file or a file system without WAL, StoreDamaged for a file that
-        SQLite cannot read. Neither changes the file.
+        SQLite cannot read, StoreHeld if another program has locked it: the file is as it was then. Raises StoreError
+        for a disk that is full or fails.
         """
         _touch_private(path)
-        try:
+        inherited = path.with_name(path.name + "-wal").exists()
+        with _typed(path):
             writer = apsw.Connection(str(path), vfs=vfs)
-            writer.set_busy_timeout(5000)
-            _check_identity(writer, path)
-            _configure(writer)
-            _migrate(writer)
-            reader = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
-        except (apsw.NotADBError, apsw.CorruptError) as error:
-            raise StoreDamaged(f"{path} cannot be read as a refold store: {error}", path=str(path)) from error
-        except (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError) as error:
-            raise StoreRefused(f"{path} cannot be opened for writing: {error}", path=str(path)) from error
+            try:
+                writer.set_busy_timeout(5000)
+                _check_identity(writer, path)
+                _configure(writer)
+                _migrate(writer)
+                reader = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
+            except BaseException:
+                # Closing would move what another program left in its WAL into the file that was refused.
+                writer.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(inherited))
+                writer.close()
+                raise
         reader.set_busy_timeout(5000)
         return cls(writer, reader, path)
 
     @classmethod
     async def peek(cls, path: Path, fn: Callable[[Any], T]) -> T:
         """Runs `fn` on the file as it is, read only, while nobody holds it. Raises StoreDamaged, StoreRefused."""
-        try:
+        with _typed(path):
             connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
             try:
-                _check_identity(connection, path)
+                if _check_identity(connection, path) == 0:
+                    raise StoreRefused(f"{path} holds no refold store yet; the first `refold serve` makes it")
                 return fn(_SqliteTx(connection))
             finally:
                 connection.close()
-        except (apsw.NotADBError, apsw.CorruptError, apsw.CantOpenError) as error:
-            raise StoreDamaged(f"{path} cannot be read as a refold store: {error}", path=str(path)) from error
 
     async def commit(self, step: StepCommit) -> tuple[int, ...]:
         return await self._enqueue(lambda tx: apply_step(tx, step))
@@ -96,11 +100,12 @@ class SqliteStore:
 
     async def read(self, fn: Callable[[Any], T]) -> T:
         connection = self._reader.connection
-        connection.execute("BEGIN")
-        try:
-            return fn(self._reader)
-        finally:
-            connection.execute("COMMIT")
+        with _typed(self.path):
+            connection.execute("BEGIN")
+            try:
+                return fn(self._reader)
+            finally:
+                connection.execute("COMMIT")
 
     def on_commit(self, wake: Callable[[Mapping[int, int]], None]) -> None:
         self._wake = wake
@@ -108,6 +113,7 @@ class SqliteStore:
     async def close(self) -> None:
         if self._queue:
             self._flush()
+        self._stopped = self._stopped or f"the store {self.path} is closed"
         self._reader.connection.close()
         self._writer.close()
 
@@ -124,15 +130,15 @@ class SqliteStore:
         if not batch:
             return
         try:
-            if self._failed is not None:
-                raise self._failed
+            if self._stopped is not None:
+                raise CommitFailed(self._stopped)
             outcomes = self._apply(batch)
         except StoreError as error:
             outcomes = [error] * len(batch)
         for (_, future), outcome in zip(batch, outcomes, strict=True):
             if future.done():
                 continue
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, BaseException):
                 future.set_exception(outcome)
             else:
                 future.set_result(outcome[0])
@@ -158,13 +164,13 @@ class SqliteStore:
         self._writer.execute("SAVEPOINT entry")
         try:
             result = (work(self._tx),)
-        except (*_FATAL, apsw.FullError):
-            raise  # SQLite has rolled back, or cannot: the whole batch is off
-        except Exception as error:  # noqa: BLE001 - delivered to the caller who queued this work
+        except BaseException as error:  # noqa: BLE001 - delivered to the caller who queued this work
+            if isinstance(error, apsw.Error) and not isinstance(error, apsw.SQLError):
+                raise  # the disk's word: SQLite has rolled back, or cannot, so the whole batch is off
             self._writer.execute("ROLLBACK TO entry")
             self._writer.execute("RELEASE entry")
             self._tx.heads = heads
-            return error
+            return _deliverable(error)
         self._writer.execute("RELEASE entry")
         return result
 
@@ -174,12 +180,12 @@ class SqliteStore:
                 self._writer.execute("ROLLBACK")
             except apsw.Error:
                 error = apsw.IOError(f"{error}; and the rollback failed")
-        failed = CommitFailed(f"the store {self.path} did not commit: {error}; nothing of it was written")
-        if isinstance(error, _FATAL):
-            self._failed = CommitFailed(
-                f"the store {self.path} stopped after an I/O error at commit ({error}); restart refold to reopen it"
-            )
-        return failed
+        if not isinstance(error, _FATAL):
+            return CommitFailed(f"the store {self.path} did not commit: {error}; nothing of it was written")
+        self._stopped = f"the store {self.path} stopped after an I/O error at commit ({error}); restart refold"
+        return CommitFailed(
+            f"the store {self.path} failed at commit: {error}; the next start finds all of it or nothing; restart refold"
+        )
 
 
 class _SqliteTx:
@@ -235,10 +241,7 @@ class _SqliteTx:
         keyed = TABLES[kind].key == ("n",)
         if keyed:
             members[kind.__struct_fields__.index("n")] = None
-        try:
-            self.connection.execute(self._insert(kind, "INSERT"), members)
-        except apsw.ConstraintError as error:
-            raise StoreError(f"a {TABLES[kind].name} row is there already: {error}") from error
+        self._change(kind, self._insert(kind), members)
         if isinstance(row, LogRow):
             self.heads[row.session] = row.seq
         if keyed:
@@ -246,8 +249,9 @@ class _SqliteTx:
         return row
 
     def put(self, row: Row) -> None:
-        members = msgspec.structs.astuple(row)
-        self.connection.execute(self._insert(type(row), "INSERT OR IGNORE"), members)
+        kind = type(row)
+        sql = self._insert(kind) + f" ON CONFLICT ({', '.join(TABLES[kind].key)}) DO NOTHING"
+        self._change(kind, sql, msgspec.structs.astuple(row))
 
     def update(
         self, kind: type[Row], key: Sequence[Any], *, where: Mapping[str, Any] | None = None, **changes: Any
@@ -260,7 +264,7 @@ class _SqliteTx:
             sets = ", ".join(f"{name}=?" for name in changes)
             tests = " AND ".join([*(f"{name}=?" for name in table.key), *(f"{name} IS ?" for name in guard)])
             sql = self._sql[shape] = f"UPDATE {table.name} SET {sets} WHERE {tests}"
-        self.connection.execute(sql, (*changes.values(), *key, *guard.values()))
+        self._change(kind, sql, (*changes.values(), *key, *guard.values()))
         return self.connection.changes() == 1
 
     def delete(self, kind: type[Row], **equals: Any) -> int:
@@ -268,11 +272,17 @@ class _SqliteTx:
         self.connection.execute(f"DELETE FROM {TABLES[kind].name} WHERE {where}", tuple(equals.values()))
         return self.connection.changes()
 
-    def _insert(self, kind: type[Row], verb: str) -> str:
-        sql = self._sql.get((kind, verb))
+    def _change(self, kind: type[Row], sql: str, values: Sequence[Any]) -> None:
+        try:
+            self.connection.execute(sql, values)
+        except apsw.ConstraintError as error:
+            raise StoreError(f"a {TABLES[kind].name} row is there already: {error}") from error
+
+    def _insert(self, kind: type[Row]) -> str:
+        sql = self._sql.get((kind, "insert"))
         if sql is None:
             marks = ",".join("?" * len(kind.__struct_fields__))
-            sql = self._sql[kind, verb] = f"{verb} INTO {TABLES[kind].name} ({_columns(kind)}) VALUES ({marks})"
+            sql = self._sql[kind, "insert"] = f"INSERT INTO {TABLES[kind].name} ({_columns(kind)}) VALUES ({marks})"
         return sql
 
 
@@ -281,8 +291,34 @@ def _columns(kind: type[Row]) -> str:
 
 
 def _row(kind: type[R], values: Sequence[Any]) -> R:
-    row = kind(**dict(zip(kind.__struct_fields__, values, strict=True)))
-    return row
+    members = dict(zip(kind.__struct_fields__, values, strict=True))
+    for name in _FLAGS[kind]:  # SQLite has no booleans, and JSON would show 1 for true
+        members[name] = bool(members[name])
+    return kind(**members)
+
+
+def _deliverable(error: BaseException) -> BaseException:
+    """`error` as a Future takes it: a StopIteration, such as that of a bare `next()`, would end the loop's own."""
+    if not isinstance(error, StopIteration):
+        return error
+    wrapped = RuntimeError("a write raised StopIteration")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+@contextmanager
+def _typed(path: Path) -> Iterator[None]:
+    """Turns what SQLite raises about the file as a whole into what the callers of a store know."""
+    try:
+        yield
+    except (apsw.NotADBError, apsw.CorruptError) as error:
+        raise StoreDamaged(f"{path} cannot be read as a refold store: {error}", path=str(path)) from error
+    except (apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError) as error:
+        raise StoreRefused(f"{path} cannot be opened for writing: {error}", path=str(path)) from error
+    except (apsw.BusyError, apsw.LockedError) as error:
+        raise StoreHeld(f"another program has locked {path}: {error}; end it, or name another store") from error
+    except apsw.Error as error:
+        raise StoreError(f"{path} cannot be used: {error}", path=str(path)) from error
 
 
 def _touch_private(path: Path) -> None:
@@ -294,7 +330,8 @@ def _touch_private(path: Path) -> None:
         raise StoreRefused(f"{path} cannot be opened for writing: {error}", path=str(path)) from error
 
 
-def _check_identity(connection: apsw.Connection, path: Path) -> None:
+def _check_identity(connection: apsw.Connection, path: Path) -> int:
+    """The schema version of our own file, 0 for one that is to become ours; raises StoreRefused for any other."""
     application, version = connection.pragma("application_id"), connection.pragma("user_version")
     newest = max(number for number, _ in _migrations())
     if application not in (0, APPLICATION_ID):
@@ -313,6 +350,7 @@ def _check_identity(connection: apsw.Connection, path: Path) -> None:
         raise StoreRefused(f"{path} is another program's database (user_version {version})", path=str(path))
     if application == 0 and tables and not _legacy(connection):
         raise StoreRefused(f"{path} is another program's database ({tables} tables)", path=str(path))
+    return version
 
 
 def _legacy(connection: apsw.Connection) -> bool:

@@ -122,7 +122,8 @@ class StoreConformance:
     async def test_integer_keys_count_from_one_and_go_on_after_undo_and_reopen(self, factory: StoreFactory) -> None:
         store, keys = await factory.open(), []
         for _ in range(3):
-            keys += [await store.write(lambda tx, key=len(keys): tx.insert(_task(key)).n) for _ in range(2)]
+            for _ in range(2):
+                keys.append(await store.write(lambda tx, key=len(keys): tx.insert(_task(key)).n))
             with pytest.raises(_Undo):
                 await store.write(lambda tx: (tx.insert(_task(99)), _raise(_Undo())))
             store = await reopened(factory, store)

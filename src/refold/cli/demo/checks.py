@@ -222,15 +222,15 @@ CHECKS: Final[Mapping[str, Callable[[Evidence, list[StepFact]], Faults]]] = {
     "after the restart the Run is interrupted, with its reason": _interrupted,
     "every Pass that a client had been shown is in the log": _shown_is_kept,
     "the resume says how many steps it will not run": _counted,
-    "what had passed before the kill was executed once, by the ledger": _not_again,
-    "everything else was executed once after it; what the kill cut off, for the second time": _cut_off_only,
+    "by the ledger, what had passed before the kill never ran again": _not_again,
+    "by the ledger, the rest ran once after it, and only what was cut off twice": _cut_off_only,
     "nothing was executed that the store does not know": _known,
     "each step has one idempotency key, over both tries": _one_key,
     "no program of the killed server worked on": _no_orphan,
     "the Run ended done, under its own id, every step passed": _done,
-    "the client's cursor was held: it was served the suffix alone": _suffix,
+    "the client came back with its cursor and was served the suffix alone": _suffix,
     "no event was skipped or folded twice": _each_once,
-    "the returning client, a fresh client and the server have one fold digest": _one_digest,
+    "returning client, fresh client and server have one fold digest": _one_digest,
 }
 """What must hold, and what finds the faults."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -50,6 +51,8 @@ def demo(folder: Path | None = None, *, keep: Flag = False, json: Flag = False) 
     folder = (folder or Path(refold.__file__).parent).absolute()
     if not folder.is_dir():
         raise InvalidRequest(f"{shown(_quoted(folder))} is not a folder")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.default_int_handler)  # as Ctrl-C: nothing of the demo outlives it
     home = Path(tempfile.mkdtemp(prefix="refold-demo-"))
     started = time.monotonic()
     try:
@@ -68,57 +71,75 @@ def demo(folder: Path | None = None, *, keep: Flag = False, json: Flag = False) 
 
 def play(folder: Path, stage: Stage, story: Story) -> Evidence:
     """Plays the story once. Raises DemoStuck where it cannot go on."""
-    api = stage.serve()
-    story.tell("serve", f"pid {stage.pid}, {api.url}")
-    client, turn = _launch(folder, stage, api, story)
-    act = Act(client, stage, story)
-    run_id = act.until("the launch", turn, lambda: _run_id(client))
-    story.tell("launch", f"{run_id} surveys {shown(_quoted(folder))}")
-    act.until("the kill", turn, lambda: any(entry.event == "held" for entry in stage.ledger()))
-    stage.kill()
+    client, run_id = _first_half(folder, stage, story)
     seen, early = _shown_passes(client), client.folded
-    story.tell("kill -9", f"pid {stage.pid} is dead")
-
     api = stage.serve()
     before = stage.ledger()
     _tell_ledger(before, story)
     restarted = api.get(f"/v1/runs/{run_id}")
-    rows = api.get(f"/v1/runs/{run_id}/replay")["items"]
+    kept = frozenset(key_of(row) for row in api.get(f"/v1/runs/{run_id}/replay")["items"])
     story.tell("serve again", f"pid {stage.pid}; the Run is {restarted['status']}: {restarted['result_ref']}")
-    history = client.resume(stage.wire(api))
-    story.tell("come back", f"with the old cursor: mode {history['mode']}, {history.get('noneReason')}")
-    stage.open_gate()
-    resumed = api.post(f"/v1/runs/{run_id}/resume")
-    story.tell("resume", f"{run_id}: {resumed['replayed_steps']} steps are not run again")
-    turn = api.get(f"/v1/runs/{run_id}")["turn_id"]
-    act.until("the end", turn, lambda: act.ended == turn)
-
-    finished = api.get(f"/v1/runs/{run_id}")
-    story.tell("ended", f"{run_id} is {finished['status']}")
-    fresh = SessionClient(stage.wire(api), client.session_id)
-    snapshot = fresh.resume(stage.wire(api), history="snapshot")["snapshot"]
-    genesis = SessionClient(stage.wire(api), client.session_id)
-    genesis.catch_up()
+    history, resumed = _second_half(client, run_id, api, stage, story)
+    digests, all_events = _compare(client, stage)
     return Evidence(
         run_id=run_id,
         before=before,
         after=stage.ledger()[len(before) :],
-        kept=frozenset(map(key_of, rows)),
+        kept=kept,
         seen=seen,
         restarted=restarted,
         resumed=resumed,
-        finished=finished,
+        finished=api.get(f"/v1/runs/{run_id}"),
         steps=tuple(api.get(f"/v1/runs/{run_id}/steps")["items"]),
         history=history,
         events=(early, client.folded - early),
-        all_events=genesis.folded,
-        digests={
-            "returning client": client.digest,
-            "fresh client, from its first event": genesis.digest,
-            "fresh client, from a snapshot": fresh.digest,
-            "server": snapshot["foldDigest"],
-        },
+        all_events=all_events,
+        digests=digests,
     )
+
+
+def _first_half(folder: Path, stage: Stage, story: Story) -> tuple[SessionClient, str]:
+    """Serve, attach, launch, kill. The client, as it was cut off, and the run id."""
+    api = stage.serve()
+    story.tell("serve", f"pid {stage.pid}, {api.url}")
+    api.post("/v1/blueprints", flow.survey(stage.work))
+    client = SessionClient.start(stage.wire(), flow.NAME)
+    story.tell("attach", f"a client follows session {client.session_id}")
+    act, turn = Act(client, stage, story), client.turn(_quoted(folder), display=f"survey {shown(_quoted(folder))}")
+    run_id = act.until("the launch", turn, lambda: _run_id(client))
+    story.tell("launch", f"{run_id} surveys {shown(_quoted(folder))}")
+    act.until("the kill", turn, lambda: any(entry.event == "held" for entry in stage.ledger()))
+    stage.kill()
+    story.tell("kill -9", f"pid {stage.pid} is dead")
+    return client, run_id
+
+
+def _second_half(client: SessionClient, run_id: str, api: Api, stage: Stage, story: Story) -> tuple[Json, Json]:
+    """Come back, resume, end. What the client was served, and what the resume answered."""
+    history = client.resume(stage.wire())
+    story.tell("come back", f"with the old cursor: mode {history['mode']}, {history.get('noneReason')}")
+    stage.open_gate()
+    resumed = api.post(f"/v1/runs/{run_id}/resume")
+    story.tell("resume", f"{run_id}; steps that are not run again: {resumed['replayed_steps']}")
+    act, turn = Act(client, stage, story), api.get(f"/v1/runs/{run_id}")["turn_id"]
+    act.until("the end", turn, lambda: act.ended == turn)
+    story.tell("end", f"the turn is {client.state.last_turn and client.state.last_turn['terminal']}")
+    return history, resumed
+
+
+def _compare(client: SessionClient, stage: Stage) -> tuple[Mapping[str, str], int]:
+    """Who folds to which digest, and how many events the whole view has."""
+    wire = stage.wire()
+    fresh, genesis = SessionClient(wire, client.session_id), SessionClient(wire, client.session_id)
+    genesis.catch_up()
+    snapshot = fresh.resume(wire, history="snapshot").get("snapshot") or {}
+    digests = {
+        "returning client": client.digest,
+        "fresh client, from the first event": genesis.digest,
+        "fresh client, from a snapshot": fresh.digest,
+        "server": snapshot.get("foldDigest", "not served"),
+    }
+    return digests, genesis.folded
 
 
 class Act:
@@ -146,14 +167,6 @@ class Act:
             self._client.receive(PULSE_SECS)
             self._story.progress(self._stage.ledger())
         return found
-
-
-def _launch(folder: Path, stage: Stage, api: Api, story: Story) -> tuple[SessionClient, str]:
-    """Registers the Blueprint, attaches a client that follows from the first event, starts its turn. Client and turn."""
-    api.post("/v1/blueprints", flow.survey(stage.work))
-    client = SessionClient.start(stage.wire(api), flow.NAME)
-    story.tell("attach", f"a client follows session {client.session_id}")
-    return client, client.turn(_quoted(folder), display=f"survey {shown(_quoted(folder))}")
 
 
 def _run_id(client: SessionClient) -> str | None:
@@ -207,7 +220,8 @@ def _outcome(folder: Path, evidence: Evidence) -> Mapping[str, Json]:
 
 def _read_out(facts: list[StepFact]) -> Iterator[StepFact]:
     """In the order of dispatch, but the lanes of a fan-out sorted: theirs depends on who was faster."""
-    for in_lanes, group in itertools.groupby(facts, key=lambda fact: bool(fact.lane)):
+    for in_lanes, together in itertools.groupby(facts, key=lambda fact: bool(fact.lane)):
+        group = list(together)
         yield from sorted(group, key=lambda fact: (fact.ref, fact.lane)) if in_lanes else group
 
 

@@ -62,6 +62,7 @@ class Stage:
         self.pid = 0
         self._server: subprocess.Popen[bytes] | None = None
         self._gate: int | None = None
+        self._wires: list[Wire] = []
 
     def __enter__(self) -> Self:
         self.home.make()
@@ -71,6 +72,8 @@ class Stage:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for wire in self._wires:
+            wire.close()
         self.stop()
         self.open_gate()
 
@@ -94,9 +97,11 @@ class Stage:
             time.sleep(POLL_SECS)
         return Api(self.home.server()["url"], self.home.token(), timeout=BOOT_SECS)
 
-    def wire(self, api: Api) -> Wire:
-        """A new connection to the server."""
-        return Wire(api.url, api.token, client="refold_demo")
+    def wire(self) -> Wire:
+        """A new connection to the server, closed with the stage."""
+        wire = Wire(self.home.server()["url"], self.home.token(), client="refold_demo")
+        self._wires.append(wire)
+        return wire
 
     def kill(self) -> None:
         """kill -9. Returns when the process is gone."""

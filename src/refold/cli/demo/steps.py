@@ -12,7 +12,9 @@ ended, a program that begins notes that it is held, and waits for a lock that th
 File names are bytes. They travel percent-encoded, since JSON has no bytes; contents are read as UTF-8, and bytes that
 are none count as U+FFFD.
 """
-# ruff: noqa: PTH - file names are bytes here, and pathlib knows text only
+
+# ruff: noqa: PTH105, PTH118, PTH123
+# Names of files are bytes here, and pathlib knows text only.
 
 from __future__ import annotations
 
@@ -59,7 +61,7 @@ _GENERATED: Final = frozenset({b"node_modules", b"__pycache__", b"venv"})
 
 
 def note(work: str, **members: Json) -> None:
-    """Appends one line, durably: one write, so that lines of concurrent steps never mix."""
+    """Appends one line, durably. It is one write: lines of steps that run at the same time never mix."""
     line = json.dumps({**members, "pid": os.getpid(), "at_ns": time.monotonic_ns()}) + "\n"
     descriptor = os.open(os.path.join(work, LEDGER), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
@@ -81,7 +83,7 @@ def read_ledger(work: str) -> list[Json]:
 
 def _witnessed(work: str, who: Json, perform: Callable[[], Json]) -> Json:
     note(work, event="start", **who)
-    if "key" in who:
+    if "key" in who:  # a program; a thread of the server that waits at the gate would outlive its Run
         _pass_gate(work, who)
     value = perform()
     planned = {"planned": value["planned"]} if who["ref"] == "list" else {}

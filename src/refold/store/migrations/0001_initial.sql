@@ -1,5 +1,5 @@
 -- The first released schema. Integer keys (n, run, session) never leave the store; text ids do.
--- Rowid tables with one unique index each: WITHOUT ROWID with a four-column key was three times slower in groups.
+-- Rowid tables with unique indexes beside: WITHOUT ROWID with a four-column key was three times slower in groups.
 
 CREATE TABLE meta (
   key   TEXT PRIMARY KEY,
@@ -126,6 +126,7 @@ CREATE TABLE replay_log (
   step_output_json  TEXT NOT NULL,
   created_at        INTEGER NOT NULL,
   hash              BLOB NOT NULL,
+  PRIMARY KEY (run, ordinal),
   UNIQUE (run, step_ref, input_hash, occurrence, generation)
 );
 
