@@ -377,7 +377,7 @@ def seal_log(session: int, seq: int, chain: bytes, record: LogRecord) -> LogRow:
     row = LogRow(
         session=session,
         seq=seq,
-        type=record.type,
+        type=str(record.type),  # exactly a str: an enum member would miss the fast path of `encode`
         at=record.at,
         run=record.run,
         turn_id=record.turn_id,

@@ -16,10 +16,10 @@ from muse_code.fold import (
     ItemFold,
     SessionFold,
 )
-from view_strategies import example_log, logs
+from view_strategies import chained, example_log, folded, item, logs
 
 from refold.canonical import canonical, decode
-from refold.view import Frame, Outcome, ViewState, apply, apply_all, fold_digest
+from refold.view import Outcome, ViewState, apply, apply_all, fold_digest
 from refold.view.families import FAMILIES
 from refold.view.fold import RULES
 
@@ -61,31 +61,6 @@ def meaning(state: ViewState) -> bytes:
     )
 
 
-def genesis(frames: list[Frame]) -> ViewState:
-    """The fold of frames that must all apply."""
-    state = ViewState()
-    for frame in frames:
-        assert apply(state, frame) is Outcome.APPLIED, frame
-    return state
-
-
-def chained(*events: tuple[str, dict], linked: bool = True) -> list[Frame]:
-    """Frames of `events`, each from a record of its own."""
-    frames, prev = [], None
-    for n, (method, members) in enumerate(events, 1):
-        place = {"id": f"r{n}", "sequence": n}
-        source = {"stream": {"kind": "session", "id": "s"}, "first": place, "last": place}
-        params = {"sessionId": "s", "viewCursor": f"c{n}", "sourceRange": source} | members
-        frames.append({"method": method, "params": params | ({"prevCursor": prev} if linked else {})})
-        prev = f"c{n}"
-    return frames
-
-
-def item(item_id: str, revision: int, **members: object) -> dict:
-    """The members of an item event."""
-    return {"item": {"itemId": item_id, "kind": "toolCall", "revision": revision, "status": "inProgress", **members}}
-
-
 # -- judged by the official client ------------------------------------------------------------------------------------
 
 
@@ -116,7 +91,7 @@ def test_every_notification_of_the_protocol_is_folded_or_known_not_to_be_an_even
 @given(logs(max_size=28))
 def test_prefix_and_suffix_are_genesis_at_every_cut(log):
     frames = log.frames()
-    whole, prefix = meaning(genesis(frames)), ViewState()
+    whole, prefix = meaning(folded(frames)), ViewState()
     for cut, frame in enumerate(frames):
         held = meaning(prefix)
         assert meaning(apply_all(prefix.copy(), frames[cut:])) == whole
@@ -128,14 +103,14 @@ def test_prefix_and_suffix_are_genesis_at_every_cut(log):
 def test_any_window_delivered_again_changes_nothing(log, data):
     frames = log.frames()
     now = data.draw(st.integers(1, len(frames)))
-    state = genesis(frames[:now])
+    state = folded(frames[:now])
     before = meaning(state)
     i = data.draw(st.integers(0, now - 1))
     again = frames[i : data.draw(st.integers(i + 1, now))]
     for frame in data.draw(st.permutations(again) | st.just(again)):
         assert apply(state, frame) is Outcome.STALE
     assert meaning(state) == before
-    assert meaning(apply_all(state, frames)) == meaning(genesis(frames))
+    assert meaning(apply_all(state, frames)) == meaning(folded(frames))
 
 
 @given(logs(), st.data())
@@ -143,18 +118,18 @@ def test_a_missing_frame_is_a_gap_until_it_comes(log, data):
     frames = log.frames()
     cut = data.draw(st.integers(0, len(frames) - 1))
     ahead = frames[cut + 1 :]
-    state = genesis(frames[:cut])
+    state = folded(frames[:cut])
     before = meaning(state)
     for frame in ahead:
         assert apply(state, frame) is Outcome.GAP
     assert meaning(state) == before
-    assert meaning(apply_all(state, frames[cut:])) == meaning(genesis(frames))
+    assert meaning(apply_all(state, frames[cut:])) == meaning(folded(frames))
 
 
 @given(logs(max_size=16), st.randoms(use_true_random=False))
 def test_whatever_the_order_of_delivery_the_state_is_a_prefix(log, random):
     frames = log.frames()
-    prefixes = {meaning(genesis(frames[:n])) for n in range(len(frames) + 1)}
+    prefixes = {meaning(folded(frames[:n])) for n in range(len(frames) + 1)}
     state = ViewState()
     for _ in range(3 * len(frames)):
         apply(state, random.choice(frames))
@@ -256,7 +231,7 @@ def test_a_host_may_say_that_there_is_a_gap():
 
 def test_items_of_unknown_kinds_fold_and_keep_the_order_of_their_opening():
     events = [("item/started", item(i, 1, kind="hologram")) for i in ("b", "a")]
-    state = genesis(chained(*events, ("item/updated", item("b", 4)), ("item/completed", item("c", 1))))
+    state = folded(chained(*events, ("item/updated", item("b", 4)), ("item/completed", item("c", 1))))
     assert [(i["itemId"], i["revision"]) for i in state.items.values()] == [("b", 4), ("a", 1), ("c", 1)]
 
 
@@ -271,10 +246,10 @@ def test_an_item_whose_revision_is_not_higher_is_stale(revision):
 
 def test_a_turn_runs_until_its_terminal():
     started, completed = ("turn/started", {"turnId": "t", "commandId": "c", "displayText": "d"}), {"turnId": "t"}
-    state = genesis(chained(started))
+    state = folded(chained(started))
     assert state.active_turn == {"turnId": "t", "commandId": "c", "displayText": "d"}
     error = {"terminal": "failed", "error": {"kind": "runFailed", "message": "m", "retryable": False}}
-    state = genesis(chained(started, ("turn/completed", completed | error | {"durationMs": 1, "reason": "r"})))
+    state = folded(chained(started, ("turn/completed", completed | error | {"durationMs": 1, "reason": "r"})))
     assert (state.active_turn, state.turn_count) == (None, 1)
     assert state.last_turn == completed | error | {"reason": "r"}
 
@@ -290,7 +265,7 @@ def test_a_turn_runs_until_its_terminal():
     ],
 )
 def test_only_what_ends_the_running_turn_ends_it(method, members, runs_on):
-    state = genesis(chained(("turn/started", {"turnId": "t", "commandId": "c"}), (method, members)))
+    state = folded(chained(("turn/started", {"turnId": "t", "commandId": "c"}), (method, members)))
     assert (state.active_turn is not None) == runs_on
     assert state.turn_count == (method == "turn/completed")
 
@@ -304,12 +279,12 @@ def test_only_what_ends_the_running_turn_ends_it(method, members, runs_on):
 )
 def test_a_request_is_pending_at_its_opening_cursor_until_it_is_settled(opens, closes, name, held):
     opening = [(opens, {name: "one", "itemId": "ST-1", "toolName": "x"}), (opens, {name: "two"})]
-    state = genesis(chained(*opening))
+    state = folded(chained(*opening))
     assert list(getattr(state, held).values()) == [
         {name: "one", "itemId": "ST-1", "viewCursor": "c1"},
         {name: "two", "viewCursor": "c2"},
     ]
-    state = genesis(chained(*opening, (closes, {name: "one"}), (closes, {name: "never opened"})))
+    state = folded(chained(*opening, (closes, {name: "one"}), (closes, {name: "never opened"})))
     assert list(getattr(state, held)) == ["two"]
 
 
@@ -335,16 +310,16 @@ FAMILY_EVENTS = {
 @pytest.mark.parametrize("method", FAMILIES)
 def test_a_family_holds_its_newest_value_and_forgets_a_default(method):
     members, shown = FAMILY_EVENTS[method]
-    state = genesis(chained(*[(m, e) for m, (e, _) in FAMILY_EVENTS.items()], (method, members)))
+    state = folded(chained(*[(m, e) for m, (e, _) in FAMILY_EVENTS.items()], (method, members)))
     assert state.families == {m: value for m, (_, value) in FAMILY_EVENTS.items()}
     assert state.families[method] == shown
 
 
 def test_a_goal_that_is_cleared_is_no_goal():
     event = ("session/goalChanged", FAMILY_EVENTS["session/goalChanged"][0])
-    cleared = genesis(chained(event, ("session/goalChanged", {"goal": None})))
+    cleared = folded(chained(event, ("session/goalChanged", {"goal": None})))
     assert cleared.families == {}
-    assert fold_digest(cleared) == fold_digest(genesis(chained(("session/goalChanged", {"goal": None}))))
+    assert fold_digest(cleared) == fold_digest(folded(chained(("session/goalChanged", {"goal": None}))))
 
 
 # -- a host that does not link its frames -----------------------------------------------------------------------------
@@ -363,81 +338,11 @@ def test_without_links_events_apply_in_order_and_an_exact_repeat_is_stale():
         assert apply(state, frame) is Outcome.APPLIED
         assert apply(state, frame) is Outcome.STALE
     assert (state.turn_count, state.active_turn, list(state.items)) == (1, None, ["a"])
-    assert meaning(state) == meaning(genesis(chained(*events)))
-
-
-# -- the digest -------------------------------------------------------------------------------------------------------
-
-
-def domain(state: ViewState) -> bytes:
-    """What the digest is of, without any incremental bookkeeping."""
-    return canonical(
-        [
-            sorted(canonical(item).decode() for item in state.items.values()),
-            state.active_turn and state.active_turn["turnId"],
-            sorted(state.approvals),
-            sorted(state.inputs),
-            state.families,
-            state.turn_count,
-        ]
-    )
-
-
-@given(logs(), logs())
-def test_digests_are_equal_if_and_only_if_states_are(one, two):
-    seen: dict[bytes, str] = {}
-    for log in (one, two):
-        state = ViewState()
-        for frame in log.frames():
-            apply(state, frame)
-            seen.setdefault(domain(state), fold_digest(state))
-            assert seen[domain(state)] == fold_digest(state)
-    assert len(set(seen.values())) == len(seen)
-
-
-@given(logs(), st.data())
-def test_the_digest_does_not_depend_on_when_it_is_asked_for(log, data):
-    asked, never = ViewState(), ViewState()
-    for frame in log.frames():
-        apply(asked, frame)
-        apply(never, frame)
-        if data.draw(st.booleans()):
-            asked = asked.copy()
-            fold_digest(asked)
-    assert fold_digest(asked) == fold_digest(never)
-
-
-@given(st.data())
-def test_any_change_of_any_part_changes_the_digest(data):
-    log = data.draw(logs())
-    state = genesis(log.frames())
-    digest = fold_digest(state)
-    change = data.draw(st.sampled_from(["item", "turns", "active", "family", "approval", "input"]))
-    if change == "item":
-        state.items["new"] = {"itemId": "new"}
-        state.tally.touch("new")
-    elif change == "turns":
-        state.turn_count += 1
-    elif change == "active":
-        state.active_turn = {"turnId": "new", "commandId": "c"}
-    elif change == "family":
-        state.families["session/nameChanged"] = "new"
-    else:
-        (state.approvals if change == "approval" else state.inputs)["new"] = {}
-    assert fold_digest(state) != digest
-
-
-def test_the_digest_stands():
-    """Clients compute it too; it changes only together with them."""
-    state = genesis(chained(("item/completed", item("a", 1)), ("turn/completed", {"turnId": "t", "terminal": "x"})))
-    assert fold_digest(state) == (
-        "1958101b2e62d977911c9412fa6729865311f38ea2d3f556e25a57d482ddf068"
-        ".63e1e357b76ce1909f10b492a8cc360c0a04adf8b23ce17a7fd1d29c37da2438"
-    )
+    assert meaning(state) == meaning(folded(chained(*events)))
 
 
 def test_frames_that_went_over_the_wire_fold_to_the_same_state():
     frames = example_log().frames()
-    assert meaning(genesis(decode(canonical(frames)))) == meaning(genesis(frames))
+    assert meaning(folded(decode(canonical(frames)))) == meaning(folded(frames))
     for one, two in pairwise(frames):
         assert two["params"]["prevCursor"] == one["params"]["viewCursor"]

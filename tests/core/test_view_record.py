@@ -26,6 +26,7 @@ from refold.view import (
     step_completed,
     stow,
     turn_ended,
+    turn_woken,
 )
 from refold.view.payload import HEAD_BYTES, args_text, shown
 from refold.view.record import RENDERERS
@@ -134,6 +135,13 @@ def test_a_turn_that_nobody_asked_for_in_words_has_no_message_and_is_woken_by_it
     assert workflow[1]["item"]["resumeFromRunId"] == workflow[1]["item"]["workflowRunId"] == RUN_ID
 
 
+@pytest.mark.parametrize(("command", "woken_by"), [(None, "t"), ("c", "c")])
+def test_a_turn_is_woken_by_a_command_or_by_itself(command, woken_by):
+    log = Log()
+    log.append(turn_woken(1, run=1, turn_id="t", command=command, run_id=RUN_ID, blueprint="b", trigger="resume"))
+    assert own(log, 1)[0] == ("turn/started", {"turnId": "t", "commandId": woken_by})
+
+
 def test_a_step_closes_as_the_whole_item_it_was_opened_as():
     log = example_log()
     ((_, opened),), ((method, closed),) = own(log, 6), own(log, 7)
@@ -185,6 +193,12 @@ def test_a_refused_step_says_why():
 def test_the_status_of_an_item_follows_from_how_its_last_attempt_ended(outcome):
     record = step_completed(1, run=1, turn_id="t", step_id="ST-1", origin=1, outcome=outcome, ms=0)
     assert record.body == {"status": ITEM_STATUS[outcome], "outcome": outcome, "ms": 0}
+
+
+def test_a_retry_is_announced_and_leaves_the_item_open():
+    scheduled = {"attempt": 1, "maxAttempts": 3, "nextAttempt": 2, "retryDelayMs": 50, "reason": "too slow"}
+    assert own(example_log(), 16) == [("turn/retryScheduled", {"turnId": uuid7(7), "errorKind": "timeout"} | scheduled)]
+    assert own(example_log(), 17) == []
 
 
 def test_a_turn_closes_with_its_workflow_then_its_answer_then_itself():

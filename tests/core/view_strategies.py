@@ -1,4 +1,4 @@
-"""Random but legal Session logs, made only with refold's own builders and chains."""
+"""Random but legal Session logs, made only with refold's own builders and chains; and frames made by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from refold.records import AttemptStatus, LogRecord, LogRow, genesis, seal_log
 from refold.view import (
     Frame,
     Mint,
+    Outcome,
     Position,
+    ViewState,
+    apply,
     child,
     frames_after,
     minter,
@@ -23,6 +26,8 @@ from refold.view import (
     session_resumed,
     step_completed,
     step_dispatched,
+    step_reattempted,
+    step_retried,
     stow,
     turn_completed,
     turn_ended,
@@ -79,7 +84,7 @@ class Log:
 
 
 LONG = {"plain": "x" * 9_000, "wide": "ünïcode € " * 1_000, "json": '{"a":[' + "1," * 5_000 + "1]}"}
-SHORT = ("", "hi", "ünïcode €", '\x00\x1f"\\/\n', "\u2028\ufffd😀", "x" * 8_191 + "é")
+SHORT = ("", "hi", "ünïcode €", '\x00\x1f"\\/\n', "\u2028\ufffd😀", "x" * 8_192, "x" * 8_191 + "é")
 TEXTS = (*SHORT, *LONG.values())
 LANES = ((), ((0, 1),), ((0, 1), (2, 3)))
 texts = st.sampled_from(TEXTS)
@@ -185,6 +190,25 @@ def _complete(pick: Pick, log: Log, outcomes: tuple[AttemptStatus, ...] = tuple(
     )
 
 
+def _retry(pick: Pick, log: Log) -> None:
+    step_id = pick(sorted(log.steps))
+    of_step = {"run": 1, "turn_id": log.turn.turn_id, "step_id": step_id, "origin": log.steps[step_id].seq}
+    log.append(
+        step_retried(
+            log.now,
+            outcome=AttemptStatus.FAILED,
+            ms=1,
+            attempt=1,
+            max_attempts=3,
+            delay_ms=50,
+            reason=pick(TEXTS),
+            **of_step,
+        )
+    )
+    if pick((True, False)):
+        log.append(step_reattempted(log.now, ref="worker", attempt=2, **of_step))
+
+
 def _finish(pick: Pick, log: Log) -> None:
     log.append(
         turn_completed(
@@ -220,7 +244,7 @@ def _legal(log: Log) -> list[Op]:
     if log.turn is None:
         return [_open, _wake, _open, _wake, _refuse, *anytime]
     work = [_dispatch] * 3 if len(log.steps) < 5 else []
-    done = [_complete] * 3 if log.steps else [_finish]
+    done = [_complete, _complete, _complete, _retry] if log.steps else [_finish]
     return [*work, *done, _end, *anytime]
 
 
@@ -296,4 +320,39 @@ def example_log() -> Log:
     log.append(turn_ended(log.now, terminal="failed", reason="flow error", message="boom", **closed))
     log.append(turn_refused(log.now, run=1, turn_id=uuid7(5), message="no such agent"))
     log.append(turn_unqueued(log.now, run=1, turn_id=uuid7(6), command=uuid7(6)))
+    log.append(turn_woken(log.now, turn_id=uuid7(7), trigger="launch", **run))
+    of_step = {"run": 1, "turn_id": uuid7(7), "step_id": step[:-1] + "3"}
+    log.append(
+        step_dispatched(
+            log.now, ref="worker", args="1", attempt=1, occurrence=0, lane=(), input_hash="0b" * 32, **of_step
+        )
+    )
+    failed = {"outcome": AttemptStatus.TIMEOUT, "reason": "too slow"}
+    log.append(step_retried(log.now, ms=4, attempt=1, max_attempts=3, delay_ms=50, origin=15, **failed, **of_step))
+    log.append(step_reattempted(log.now, ref="worker", attempt=2, origin=15, **of_step))
     return log
+
+
+def folded(frames: list[Frame]) -> ViewState:
+    """The fold of frames that must all apply."""
+    state = ViewState()
+    for frame in frames:
+        assert apply(state, frame) is Outcome.APPLIED, frame
+    return state
+
+
+def chained(*events: tuple[str, dict], linked: bool = True) -> list[Frame]:
+    """Frames of `events`, each from a record of its own."""
+    frames, prev = [], None
+    for n, (method, members) in enumerate(events, 1):
+        place = {"id": f"r{n}", "sequence": n}
+        source = {"stream": {"kind": "session", "id": "s"}, "first": place, "last": place}
+        params = {"sessionId": "s", "viewCursor": f"c{n}", "sourceRange": source} | members
+        frames.append({"method": method, "params": params | ({"prevCursor": prev} if linked else {})})
+        prev = f"c{n}"
+    return frames
+
+
+def item(item_id: str, revision: int, **members: object) -> dict:
+    """The members of an item event."""
+    return {"item": {"itemId": item_id, "kind": "toolCall", "revision": revision, "status": "inProgress", **members}}

@@ -27,6 +27,8 @@ app.command("refold.cli.runs:run")
 app.command("refold.cli.runs:ls")
 app.command("refold.cli.runs:show")
 app.command("refold.cli.runs:resume")
+app.command("refold.cli.runs:rerun")
+app.command("refold.cli.runs:cancel")
 app.command("refold.cli.demo:demo")
 app.command("refold.cli.blueprints:app", name="blueprint")
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from cyclopts import Parameter
 
@@ -67,13 +67,17 @@ def run(
     return through(home, config, go)
 
 
-def resume(run_id: str, *, no_wait: Flag = False, store: str | None = None, json: Flag = False) -> int:
+def resume(
+    run_id: str, *, preview: Flag = False, no_wait: Flag = False, store: str | None = None, json: Flag = False
+) -> int:
     """Resumes an interrupted Run under its own id and waits for its result.
 
     Parameters
     ----------
     run_id
         The Run.
+    preview
+        Show what would be replayed and what would run; change nothing.
     no_wait
         Come back as soon as it runs; needs a server.
     store
@@ -84,11 +88,87 @@ def resume(run_id: str, *, no_wait: Flag = False, store: str | None = None, json
     home, config = configured(store, subprocess="any", bind="127.0.0.1:0")
 
     def go(api: Api) -> int:
+        if preview:
+            return _show_preview(api.post(f"/v1/runs/{run_id}/resume?preview=true"), as_json=json)
         resumed = api.post(f"/v1/runs/{run_id}/resume")
         say(f"resumed {run_id}: {resumed['replayed_steps']} finished steps are not run again")
         return _show_ids(resumed, as_json=json) if no_wait else _follow(api, run_id, as_json=json)
 
     return through(home, config, go)
+
+
+def rerun(
+    run_id: str,
+    from_step: str,
+    *,
+    lane: str | None = None,
+    occurrence: int | None = None,
+    step_id: str | None = None,
+    blueprint: Literal["pinned", "head"] | None = None,
+    preview: Flag = False,
+    no_wait: Flag = False,
+    store: str | None = None,
+    json: Flag = False,
+) -> int:
+    """Runs a step of an ended Run again, and everything downstream of it, under the same run id.
+
+    Parameters
+    ----------
+    run_id
+        The Run.
+    from_step
+        The name of the step.
+    lane
+        Only in this lane: indexes, outermost first, such as 2 or 0,3.
+    occurrence
+        Only this dispatch of the same question, from 0.
+    step_id
+        Only the dispatch that had this step id.
+    blueprint
+        The Blueprint that the Run has (pinned) or today's (head).
+    preview
+        Show what would be replayed and what would run; change nothing.
+    no_wait
+        Come back as soon as it runs; needs a server.
+    store
+        The store's file; default $REFOLD_HOME/store/refold.db.
+    json
+        One JSON object on stdout.
+    """
+    body: dict[str, Json] = {"from_step": from_step, "occurrence": occurrence, "step_id": step_id}
+    body |= {"blueprint": blueprint, "lane": [int(part) for part in lane.split(",")] if lane else None}
+    home, config = configured(store, subprocess="any", bind="127.0.0.1:0")
+
+    def go(api: Api) -> int:
+        asked = {name: value for name, value in body.items() if value is not None}
+        if preview:
+            return _show_preview(api.post(f"/v1/runs/{run_id}/rerun-from?preview=true", asked), as_json=json)
+        done = api.post(f"/v1/runs/{run_id}/rerun-from", asked)
+        say(f"rerunning {run_id}: {done['replayed_steps']} steps kept, {done['dropped_steps']} cut")
+        return _show_ids(done, as_json=json) if no_wait else _follow(api, run_id, as_json=json)
+
+    return through(home, config, go)
+
+
+def cancel(run_id: str, *, store: str | None = None, json: Flag = False) -> int:
+    """Cancels a Run for good and stops its work.
+
+    Parameters
+    ----------
+    run_id
+        The Run.
+    store
+        The store's file; default $REFOLD_HOME/store/refold.db.
+    json
+        One JSON object on stdout.
+    """
+    home, config = configured(store, bind="127.0.0.1:0")
+    done = through(home, config, lambda api: api.post(f"/v1/runs/{run_id}/cancel"))
+    if json:
+        give(done)
+    else:
+        say(f"{run_id} is {done['status']}")
+    return 0
 
 
 def ls(*, status: str | None = None, store: str | None = None, json: Flag = False) -> int:
@@ -164,6 +244,15 @@ def _follow(api: Api, run_id: str, *, as_json: bool) -> int:
 
 def _ending(record: Json) -> Json:
     return {"final_ctx" if record["status"] == "done" else "result_ref": record["result_ref"]}
+
+
+def _show_preview(found: Json, *, as_json: bool) -> int:
+    if as_json:
+        give(found)
+        return 0
+    say(f"{found['run_id']}: {found['replayed_steps']} steps would be kept, {found['dropped_steps']} cut")
+    _table(("step", "lane", "plan", "why"), [[s["step_ref"], s["lane"], s["plan"], s["why"]] for s in found["steps"]])
+    return 0
 
 
 def _show_ids(ids: Json, *, as_json: bool) -> int:

@@ -9,6 +9,7 @@ Blocking, for commands and scripts. Not here: the fold itself (`view.fold`), HTT
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import time
 from collections import deque
@@ -51,14 +52,18 @@ class Wire:
         self._where = url.replace("http://", "ws://", 1) + "/v1/msp"
         self._ids = itertools.count(1)
         self._arrived: deque[Json] = deque()
+        self._open = contextlib.ExitStack()
+        headers = {"Authorization": f"Bearer {token}"}
         try:
-            self._socket = connect(
-                self._where,
-                additional_headers={"Authorization": f"Bearer {token}"},
-                max_size=None,
-                compression=None,
-                proxy=None,
-                ping_interval=None,
+            self._socket = self._open.enter_context(
+                connect(
+                    self._where,
+                    additional_headers=headers,
+                    max_size=None,
+                    compression=None,
+                    proxy=None,
+                    ping_interval=None,
+                )
             )
         except (OSError, InvalidHandshake) as error:
             raise Unreachable(f"the server at {self._where} does not answer: {error!r}") from error
@@ -89,7 +94,7 @@ class Wire:
 
     def close(self) -> None:
         """Hangs up."""
-        self._socket.close()
+        self._open.close()
 
     def _send(self, frame: Json) -> None:
         try:

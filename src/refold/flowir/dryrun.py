@@ -125,7 +125,7 @@ class _DryRun:
         self._steps: list[PlannedStep] = []
         self._kept: dict[ReplayKey, ReplayRow] = {}
         self._tainted: list[Lane] = []
-        self._withheld = 0
+        self._withheld: set[ReplayKey] = set()
         self._stopped: list[str] = []
 
     def plan(self) -> Plan:
@@ -137,13 +137,13 @@ class _DryRun:
             command = queue.popleft()
             if isinstance(command, Dispatch):
                 queue.extend(self._answer(command))
-        dropped = tuple(row for key, row in self._rows.items() if key not in self._kept) if self._target else ()
+        gone = {key: row for key, row in self._rows.items() if key not in self._kept} if self._target else {}
         return Plan(
-            steps=(*self._steps, *(_cut(row) for row in dropped)),
+            steps=(*self._steps, *(_cut(row) for key, row in gone.items() if key not in self._withheld)),
             kept=tuple(self._kept.values()),
-            dropped=dropped,
+            dropped=tuple(gone.values()),
             dropped_decisions=tuple(row for row in self._decisions if self._target and not self._settled(row)),
-            withheld=self._withheld,
+            withheld=len(self._withheld),
             stopped_at=tuple(self._stopped),
         )
 
@@ -155,7 +155,7 @@ class _DryRun:
         """Decides one dispatch; what the machine commands after its answer, nothing if it ends its lane."""
         key = dispatch.key
         if self._target is not None and self._target.matches(dispatch):
-            self._withheld += 1
+            self._withheld.add(key)
             return self._stop(dispatch, "the target")
         row = self._rows.get(key)
         if row is not None:

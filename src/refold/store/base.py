@@ -144,7 +144,10 @@ class Tx(Reader, Protocol):
     """What can be done inside one transaction. Nothing may await in it."""
 
     def insert(self, row: R) -> R:
-        """Stores a new row; returns it with its integer key where it has one. Duplicate keys raise StoreError."""
+        """Stores a new row; returns it with its integer key where it has one. Duplicate keys raise StoreError.
+
+        Integer keys count upwards. None is given twice, also after its row was deleted.
+        """
         ...
 
     def put(self, row: Row) -> None:

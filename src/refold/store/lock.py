@@ -8,25 +8,36 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
+from typing import Final
 
 from refold.canonical import decode, encode
-from refold.errors import InvalidJson, StoreHeld
+from refold.errors import InvalidJson, StoreHeld, StoreRefused
+
+PROBES: Final = 5
+PROBE_SECS: Final = 0.01
+"""Who asks `is_held` has the lock for an instant: that many tries, so far apart, are not stopped by it."""
 
 
 class StoreLock:
     """The right to write one store. `acquire` at most once; `release` or the death of the process gives it back."""
 
     def __init__(self, store: Path) -> None:
+        store = store.resolve()  # a link beside the file would else lead to a lock of its own, and to a second holder
         self.path = store.with_name(store.name + ".lock")
         self._fd: int | None = None
 
     def acquire(self) -> None:
-        """Takes the lock or raises StoreHeld naming the holder. Touches nothing else."""
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Takes the lock or raises StoreHeld naming the holder. Touches nothing else.
+
+        Raises StoreRefused where there can be no lock file.
+        """
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreRefused(f"{self.path} cannot be opened for writing: {error}", path=str(self.path)) from error
+        if not _locked(fd):
             os.close(fd)
             holder = self.holder()
             who = f"pid {holder.get('pid', 'unknown')} at {holder.get('url', 'an address not yet known')}"
@@ -34,7 +45,7 @@ class StoreLock:
                 f"the store {self.path.with_suffix('')} is in use by another refold process ({who}); "
                 "attach to it, stop it, or name another store with --store",
                 **holder,
-            ) from None
+            )
         self._fd = fd
         self._write({"pid": os.getpid()})
 
@@ -73,3 +84,14 @@ class StoreLock:
         assert self._fd is not None, "only the holder writes"
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, encode(holder).encode(), 0)
+
+
+def _locked(fd: int) -> bool:
+    for _ in range(PROBES):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(PROBE_SECS)
+        else:
+            return True
+    return False

@@ -6,6 +6,7 @@ each; one that raises is undone in reverse.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,13 +21,14 @@ T = TypeVar("T")
 
 
 class Tables:
-    """The rows by kind and primary key, and an index from each further unique key to it."""
+    """The rows by kind and primary key, the unique keys that are taken, and the last integer key that was given."""
 
     def __init__(self) -> None:
         self.rows: dict[type[Row], dict[tuple[Any, ...], Row]] = {kind: {} for kind in TABLES}
         self.unique: dict[tuple[type[Row], tuple[str, ...]], set[tuple[Any, ...]]] = {
             (kind, names): set() for kind, table in TABLES.items() for names in table.unique
         }
+        self.last: Counter[type[Row]] = Counter()
 
 
 class MemoryStore:
@@ -106,13 +108,16 @@ class _MemoryTx:
         kind = type(row)
         table, spec = self._tables.rows[kind], TABLES[kind]
         if spec.key == ("n",):
-            row = msgspec.structs.replace(row, n=next(reversed(table), (0,))[0] + 1)  # type: ignore[call-arg]
+            row = msgspec.structs.replace(row, n=self._tables.last[kind] + 1)  # type: ignore[call-arg]
         key = _members(row, spec.key)
         claims = [(self._tables.unique[kind, names], _members(row, names)) for names in spec.unique]
         if key in table or any(claim in taken for taken, claim in claims):
             raise StoreError(f"a {spec.name} row {key} is there already", table=spec.name)
         table[key] = row
         self._undo.append(lambda: table.pop(key))
+        if spec.key == ("n",):
+            self._tables.last[kind] += 1
+            self._undo.append(lambda: self._tables.last.subtract([kind]))
         for taken, claim in claims:
             taken.add(claim)
             self._undo.append(lambda taken=taken, claim=claim: taken.discard(claim))

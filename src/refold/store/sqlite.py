@@ -8,18 +8,15 @@
 * **Fail-stop.** After an I/O error at commit the true state of the file is unknown until it is opened anew (fsync may
   have dropped the pages and says so once), so the store refuses everything from then on. A full disk is not that: the
   transaction is rolled back by SQLite, the callers get the error, and later writes may succeed.
-* **One file is ours** by `application_id`; `user_version` is the number of the last migration. Newer or foreign files
-  are refused, untouched. Only apsw ever opens the file: two SQLite copies in one process break POSIX locks.
+* **Only apsw ever opens the file**: two SQLite copies in one process break POSIX locks. Which files are ours: `schema`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_type_hints
 
@@ -29,11 +26,12 @@ import msgspec
 from refold.errors import CommitFailed, StoreDamaged, StoreError, StoreHeld, StoreRefused
 from refold.records import LogRow, Row
 from refold.store.base import TABLES, StepCommit, Tx, apply_step
+from refold.store.schema import check_identity, migrate
 
 R = TypeVar("R", bound=Row)
 T = TypeVar("T")
 
-APPLICATION_ID: Final = 0x7265666F  # "refo"
+BUSY_MS: Final = 5000
 CHECKPOINT_PAGES: Final = 8000
 """WAL pages before a checkpoint: at SQLite's default of 1000 the p99 of grouped commits is five times as high."""
 
@@ -67,17 +65,17 @@ class SqliteStore:
         with _typed(path):
             writer = apsw.Connection(str(path), vfs=vfs)
             try:
-                writer.set_busy_timeout(5000)
-                _check_identity(writer, path)
+                writer.set_busy_timeout(BUSY_MS)
+                check_identity(writer, path)
                 _configure(writer)
-                _migrate(writer)
+                migrate(writer)
                 reader = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
             except BaseException:
                 # Closing would move what another program left in its WAL into the file that was refused.
                 writer.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(inherited))
                 writer.close()
                 raise
-        reader.set_busy_timeout(5000)
+        reader.set_busy_timeout(BUSY_MS)
         return cls(writer, reader, path)
 
     @classmethod
@@ -86,7 +84,7 @@ class SqliteStore:
         with _typed(path):
             connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
             try:
-                if _check_identity(connection, path) == 0:
+                if check_identity(connection, path) == 0:
                     raise StoreRefused(f"{path} holds no refold store yet; the first `refold serve` makes it")
                 return fn(_SqliteTx(connection))
             finally:
@@ -164,13 +162,13 @@ class SqliteStore:
         self._writer.execute("SAVEPOINT entry")
         try:
             result = (work(self._tx),)
-        except BaseException as error:  # noqa: BLE001 - delivered to the caller who queued this work
+        except BaseException as error:
             if isinstance(error, apsw.Error) and not isinstance(error, apsw.SQLError):
                 raise  # the disk's word: SQLite has rolled back, or cannot, so the whole batch is off
             self._writer.execute("ROLLBACK TO entry")
             self._writer.execute("RELEASE entry")
             self._tx.heads = heads
-            return _deliverable(error)
+            return _deliverable(error)  # to the caller who queued this work
         self._writer.execute("RELEASE entry")
         return result
 
@@ -184,7 +182,7 @@ class SqliteStore:
             return CommitFailed(f"the store {self.path} did not commit: {error}; nothing of it was written")
         self._stopped = f"the store {self.path} stopped after an I/O error at commit ({error}); restart refold"
         return CommitFailed(
-            f"the store {self.path} failed at commit: {error}; the next start finds all of it or nothing; restart refold"
+            f"the store {self.path} failed at commit: {error}; all of it was written, or nothing: restart refold to see"
         )
 
 
@@ -330,35 +328,6 @@ def _touch_private(path: Path) -> None:
         raise StoreRefused(f"{path} cannot be opened for writing: {error}", path=str(path)) from error
 
 
-def _check_identity(connection: apsw.Connection, path: Path) -> int:
-    """The schema version of our own file, 0 for one that is to become ours; raises StoreRefused for any other."""
-    application, version = connection.pragma("application_id"), connection.pragma("user_version")
-    newest = max(number for number, _ in _migrations())
-    if application not in (0, APPLICATION_ID):
-        raise StoreRefused(
-            f"{path} belongs to another program (application_id {application:#x}); name another file with --store",
-            path=str(path),
-        )
-    if version > newest:
-        raise StoreRefused(
-            f"{path} has schema {version}, this refold knows up to {newest}; it was written by a newer one: upgrade",
-            path=str(path),
-            version=version,
-        )
-    tables = connection.execute("SELECT count(*) FROM sqlite_schema WHERE type='table'").get
-    if application == 0 and version != 0:
-        raise StoreRefused(f"{path} is another program's database (user_version {version})", path=str(path))
-    if application == 0 and tables and not _legacy(connection):
-        raise StoreRefused(f"{path} is another program's database ({tables} tables)", path=str(path))
-    return version
-
-
-def _legacy(connection: apsw.Connection) -> bool:
-    """Whether the file is a pre-versioned replay store: it has nothing but a `replay_log` and its sequence."""
-    names = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type='table'")}
-    return "replay_log" in names and names <= {"replay_log", "sqlite_sequence"}
-
-
 def _configure(connection: apsw.Connection) -> None:
     connection.pragma("mmap_size", 0)  # a write through a mapping would bypass the error handling of pwrite
     mode = connection.pragma("journal_mode", "wal")
@@ -369,35 +338,3 @@ def _configure(connection: apsw.Connection) -> None:
             f"the store needs WAL with synchronous=FULL and got {mode}, {connection.pragma('synchronous')}; "
             "an acknowledged step could be lost, so it is not opened (a network file system?)"
         )
-
-
-def _migrations() -> Iterator[tuple[int, str]]:
-    """`(number, SQL)` of every migration, ascending. `NNNN_name.sql` is one transaction; released ones never change."""
-    folder = resources.files("refold.store") / "migrations"
-    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name):
-        if match := re.fullmatch(r"(\d{4})_\w+\.sql", entry.name):
-            yield int(match[1]), entry.read_text()
-
-
-@contextmanager
-def _transaction(connection: apsw.Connection) -> Iterator[None]:
-    connection.execute("BEGIN EXCLUSIVE")
-    try:
-        yield
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
-
-
-def _migrate(connection: apsw.Connection) -> None:
-    for number, sql in _migrations():
-        if number <= connection.pragma("user_version"):
-            continue
-        with _transaction(connection):
-            if number == 1 and _legacy(connection):
-                # The published original drops this table; what it holds may be all that is left of somebody's work.
-                connection.execute("ALTER TABLE replay_log RENAME TO replay_log_before_refold")
-            connection.execute(sql)
-            connection.pragma("application_id", APPLICATION_ID)
-            connection.pragma("user_version", number)

@@ -17,20 +17,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
 
-from refold.errors import Fenced, StoreDamaged, StoreError
+from refold.errors import Fenced, StoreError
 from refold.records import (
     AttemptRow,
     AttemptStatus,
     DecisionRow,
-    LogRecord,
     LogRow,
-    LogType,
-    MetaRow,
     ReplayRow,
     Row,
     RunRecord,
@@ -39,156 +36,31 @@ from refold.records import (
     TaskRecord,
     ValueRow,
 )
-from refold.store import Reader, Store, Tx, append_log, verify_replay
+from refold.store import Reader, Tx, append_log
 from refold.store.base import TABLES
-from refold.testing.history import SHARED, advance, audit, begin, begin_in, next_step, replay_rows, sample
+from refold.testing.audit import audit
+from refold.testing.damage import DamageConformance
+from refold.testing.history import (
+    SHARED,
+    StoreFactory,
+    Undone,
+    advance,
+    begin,
+    begin_in,
+    fail,
+    filled,
+    next_step,
+    note,
+    reopened,
+)
+from refold.testing.rows import RowConformance
 
 R = TypeVar("R", bound=Row)
 
-KINDS: Final = sorted(TABLES, key=lambda kind: TABLES[kind].name)
-UNIQUE: Final = [
-    (kind, names) for kind in KINDS for names in (TABLES[kind].key, *TABLES[kind].unique) if names != ("n",)
-]
-REPLAY_MEMBERS: Final = [
-    (kind, name) for kind in (ReplayRow, DecisionRow) for name in kind.__struct_fields__ if name != "run"
-]
-_VALUES: Final[Mapping[type, Any]] = {int: 2**53 + 1, str: 'é\0"𝕏', bytes: b"\x00\xff", bool: True}
-
-
-class StoreFactory(Protocol):
-    """Opens one and the same store, and reaches around it."""
-
-    async def open(self) -> Store:
-        """The store as it stands. The one opened before was closed, or its process died."""
-        ...
-
-    def raw_get(self, kind: type[R], *key: Any) -> R | None:
-        """The row with this primary key as it lies on the disk, not asking the store."""
-        ...
-
-    def raw_set(self, kind: type[Row], key: tuple[Any, ...], row: Row | None) -> None:
-        """Puts `row` in the place of the row with this primary key, behind the store's back; None removes that row."""
-        ...
-
-
-async def reopened(factory: StoreFactory, store: Store) -> Store:
-    """Closes `store` and opens it again."""
-    await store.close()
-    return await factory.open()
-
-
-def filled(kind: type[R], salt: int = 0, **members: Any) -> R:
-    """A row with something hard to keep in every member; another `salt` is another row in all of them."""
-    empty = sample(kind)
-    return msgspec.structs.replace(
-        empty, **{name: _hard(getattr(empty, name), salt) for name in kind.__struct_fields__} | members
-    )
-
-
-def _hard(value: Any, salt: int) -> Any:
-    hard = _VALUES.get(type(value))
-    if isinstance(hard, str | bytes):
-        return hard + type(hard)(str(salt), "ascii") if isinstance(hard, bytes) else hard + str(salt)
-    return hard if isinstance(hard, bool) or hard is None else hard + salt
-
-
-def note(text: str) -> LogRecord:
-    """A log record that says `text`."""
-    return LogRecord(type=LogType.SESSION_RESUMED, at=7, body={"text": text})
-
 
 @pytest.mark.anyio
-class StoreConformance:
+class StoreConformance(RowConformance, DamageConformance):
     """Join it with a `factory` fixture that gives a new, empty StoreFactory for each test."""
-
-    # -- rows ---------------------------------------------------------------------------------------------------------
-
-    @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
-    async def test_a_row_is_kept_with_the_type_of_every_member(self, factory: StoreFactory, kind: type[Row]) -> None:
-        store = await factory.open()
-        row = await store.write(lambda tx: tx.insert(filled(kind)))
-        key = tuple(getattr(row, name) for name in TABLES[kind].key)
-        assert factory.raw_get(kind, *key) == row
-        for _ in range(2):
-            found = await store.read(lambda reader: reader.get(kind, *key))
-            assert found == row
-            assert [type(member) for member in _members(found)] == [type(member) for member in _members(row)]
-            store = await reopened(factory, store)
-
-    async def test_what_is_not_there_is_none(self, factory: StoreFactory) -> None:
-        store = await factory.open()
-        assert await store.read(lambda reader: [reader.get(RunRecord, 1), reader.find(RunRecord)]) == [None, []]
-
-    async def test_integer_keys_count_from_one_and_go_on_after_undo_and_reopen(self, factory: StoreFactory) -> None:
-        store, keys = await factory.open(), []
-        for _ in range(3):
-            for _ in range(2):
-                keys.append(await store.write(lambda tx, key=len(keys): tx.insert(_task(key)).n))
-            with pytest.raises(_Undo):
-                await store.write(lambda tx: (tx.insert(_task(99)), _raise(_Undo())))
-            store = await reopened(factory, store)
-        assert keys == [1, 2, 3, 4, 5, 6]
-
-    async def test_find_filters_orders_pages_and_limits(self, factory: StoreFactory) -> None:
-        store = await factory.open()
-        rows = [sample(AttemptRow, run=n % 2, ordinal=9 - n, ended_at=n if n > 4 else None) for n in range(9)]
-        await store.write(lambda tx: [tx.insert(row) for row in rows])
-        ordered = sorted(rows, key=lambda row: (row.run, row.ordinal))
-        for after in (0, 1, 5, 9):
-            for limit in (None, 0, 1, 3, 99):
-                for newest_first in (False, True):
-                    for equals in ({}, {"run": 1}, {"ended_at": None}, {"ended_at": 6, "run": 0}, {"run": 7}):
-                        expected = [row for row in ordered if row.ordinal > after and _has(row, equals)]
-                        asked = {"after": after, "limit": limit, "newest_first": newest_first, **equals}
-                        found = await store.read(lambda reader, asked=asked: reader.find(AttemptRow, **asked))
-                        assert found == (expected[::-1] if newest_first else expected)[:limit], asked
-
-    async def test_update_is_a_compare_and_set(self, factory: StoreFactory) -> None:
-        store = await factory.open()
-        run, other = await begin(store, "a"), await begin(store, "b")
-
-        async def update(key: int, where: dict[str, Any] | None, **changes: Any) -> bool:
-            return await store.write(lambda tx: tx.update(RunRecord, (key,), where=where, **changes))
-
-        assert await update(run.n, {"epoch": 1, "waiting_on": None}, epoch=2, waiting_on="input")
-        assert not await update(run.n, {"epoch": 1}, epoch=3)
-        assert not await update(run.n, {"waiting_on": None}, epoch=3)
-        assert not await update(99, None, epoch=3)
-        assert await update(run.n, None, waiting_on=None)
-        store = await reopened(factory, store)
-        assert factory.raw_get(RunRecord, run.n) == msgspec.structs.replace(run, epoch=2)
-        assert await store.read(lambda reader: reader.get(RunRecord, other.n)) == other
-
-    async def test_put_keeps_what_is_there(self, factory: StoreFactory) -> None:
-        store = await factory.open()
-        for body in ("first", "second"):
-            await store.write(lambda tx, body=body: tx.put(ValueRow(digest="d", body=body)))
-            store = await reopened(factory, store)
-        assert await store.read(lambda reader: reader.find(ValueRow)) == [ValueRow(digest="d", body="first")]
-
-    @pytest.mark.parametrize(
-        ("kind", "names"), UNIQUE, ids=lambda value: value.__name__ if isinstance(value, type) else "-".join(value)
-    )
-    async def test_a_taken_key_is_refused_and_nothing_else_happens(
-        self, factory: StoreFactory, kind: type[Row], names: tuple[str, ...]
-    ) -> None:
-        store = await factory.open()
-        row = await store.write(lambda tx: tx.insert(filled(kind)))
-        twin = filled(kind, 1, **{name: getattr(row, name) for name in names})
-        for _ in range(2):
-            with pytest.raises(StoreError):
-                await store.write(lambda tx: (tx.insert(MetaRow(key="with it", value=b"")), tx.insert(twin)))
-            assert factory.raw_get(MetaRow, "with it") is None
-            assert await store.read(lambda reader: reader.find(kind)) == [row]
-            store = await reopened(factory, store)
-
-        def caught(tx: Tx) -> None:
-            with pytest.raises(StoreError):
-                tx.insert(twin)
-            tx.insert(filled(kind, 2))
-
-        await store.write(caught)
-        assert len(await store.read(lambda reader: reader.find(kind))) == 2
 
     # -- transactions -------------------------------------------------------------------------------------------------
 
@@ -201,11 +73,13 @@ class StoreConformance:
     ) -> None:
         store = await factory.open()
         run = await begin(store)
+        await advance(store, run.n)
         before = await store.read(_everything)
 
         def work(tx: Tx) -> None:
             begin_in(tx, "b")
             tx.put(SHARED)
+            tx.delete(AttemptRow, run=run.n)
             tx.update(RunRecord, (run.n,), epoch=9)
             append_log(tx, run.session, [note("never")])
             raise raised
@@ -223,12 +97,12 @@ class StoreConformance:
         stale = await store.read(lambda reader: next_step(reader, run.n, epoch=0))
         outcomes = await asyncio.gather(
             store.write(lambda tx: append_log(tx, run.session, [note("first")])[0].seq),
-            store.write(lambda tx: (append_log(tx, run.session, [note("lost")]), _raise(_Undo()))),
+            store.write(lambda tx: (append_log(tx, run.session, [note("lost")]), fail())),
             store.commit(stale),
             store.write(lambda tx: append_log(tx, run.session, [note("second")])[0].seq),
             return_exceptions=True,
         )
-        assert [type(each) for each in outcomes] == [int, _Undo, Fenced, int]
+        assert [type(each) for each in outcomes] == [int, Undone, Fenced, int]
         assert (outcomes[0], outcomes[3]) == (1, 2)
         store = await reopened(factory, store)
         log, faults = await store.read(lambda reader: (reader.log(run.session, 0), audit(reader)))
@@ -247,6 +121,8 @@ class StoreConformance:
         run = await begin(store)
         await advance(store, run.n)
         step = await store.read(lambda reader: next_step(reader, run.n))
+        end = msgspec.structs.replace(step.ends[0], outcome_json="1", due_at=5)
+        step = msgspec.structs.replace(step, ends=(end,), waiting_on="timer")
         seqs = await store.commit(step)
         assert seqs == (3,)
         (opened,) = step.opens
@@ -257,11 +133,23 @@ class StoreConformance:
         assert factory.raw_get(AttemptRow, run.n, 2) == msgspec.structs.replace(opened.attempt, opened=3)
         ended = await store.read(lambda reader: reader.get(AttemptRow, run.n, 1))
         assert (ended.status, ended.ended_at) == (AttemptStatus.PASSED, step.at)
+        assert (ended.outcome_json, ended.due_at) == ("1", 5)
         log = await store.read(lambda reader: reader.log(run.session, 1))
         assert [row.item_id for row in log] == [step.ends[0].record.item_id, opened.record.item_id]
         head = await store.read(lambda reader: reader.get(RunRecord, run.n))
         assert (head.rows, head.chain, head.updated_at) == (2, step.chain_after, step.at)
+        assert head.waiting_on == "timer"
         assert await store.read(audit) == []
+
+    async def test_a_retry_belongs_to_the_item_that_its_first_try_opened(self, factory: StoreFactory) -> None:
+        store = await factory.open()
+        run = await begin(store)
+        await advance(store, run.n)
+        step = await store.read(lambda reader: next_step(reader, run.n))
+        (opened,) = step.opens
+        retry = msgspec.structs.replace(opened, attempt=msgspec.structs.replace(opened.attempt, opened=1))
+        assert await store.commit(msgspec.structs.replace(step, opens=(retry,))) == (3,)
+        assert factory.raw_get(AttemptRow, run.n, 2) == retry.attempt
 
     @pytest.mark.parametrize("part", ["passes", "decisions", "opens"])
     async def test_a_commit_that_cannot_write_a_part_writes_nothing(self, factory: StoreFactory, part: str) -> None:
@@ -330,8 +218,7 @@ class StoreConformance:
 
         async def tail() -> None:
             while len(tailed) < 38:
-                after = tailed[-1].seq if tailed else 0
-                tailed.extend(await store.read(lambda reader: reader.log(run.session, after)))
+                tailed.extend(await store.read(lambda reader: reader.log(run.session, len(tailed))))
                 assert set(acked) <= {row.seq for row in tailed}, "acknowledged, and not there to be read"
                 await asyncio.sleep(0)
 
@@ -373,95 +260,11 @@ class StoreConformance:
         store.on_commit(wake)
         await store.write(lambda tx: append_log(tx, run.session, [note("x")] * 3))
         await store.write(lambda tx: tx.update(RunRecord, (run.n,), waiting_on="input"))
-        with pytest.raises(_Undo):
-            await store.write(lambda tx: (append_log(tx, run.session, [note("x")]), _raise(_Undo())))
+        with pytest.raises(Undone):
+            await store.write(lambda tx: (append_log(tx, run.session, [note("x")]), fail()))
         await advance(store, other.n)
         assert heads == [(run.session, 3), (other.session, 1)]
-
-    # -- damage -------------------------------------------------------------------------------------------------------
-
-    @pytest.mark.parametrize(
-        ("kind", "member"), REPLAY_MEMBERS, ids=lambda value: value if isinstance(value, str) else value.__name__
-    )
-    async def test_a_flipped_byte_in_a_replay_log_is_found(
-        self, factory: StoreFactory, kind: type[Row], member: str
-    ) -> None:
-        run, rows = await self._sealed(factory)
-        victim = next(row for row in rows[2:] if isinstance(row, kind))
-        flipped = msgspec.structs.replace(victim, **{member: _flip(getattr(victim, member))})
-        factory.raw_set(kind, (run.n, victim.ordinal), flipped)
-        await self._is_refused(factory, run)
-
-    @pytest.mark.parametrize("ordinal", range(1, 7))
-    async def test_a_missing_row_of_a_replay_log_is_found(self, factory: StoreFactory, ordinal: int) -> None:
-        run, rows = await self._sealed(factory)
-        factory.raw_set(type(rows[ordinal - 1]), (run.n, ordinal), None)
-        await self._is_refused(factory, run)
-
-    async def test_the_rows_of_another_run_are_found(self, factory: StoreFactory) -> None:
-        run, rows = await self._sealed(factory, "a")
-        _, others = await self._sealed(factory, "b")
-        for row, other in zip(rows, others, strict=True):
-            factory.raw_set(type(row), (run.n, row.ordinal), msgspec.structs.replace(other, run=run.n))
-        await self._is_refused(factory, run)
-
-    async def test_an_older_copy_of_the_head_is_found(self, factory: StoreFactory) -> None:
-        run, rows = await self._sealed(factory)
-        head = factory.raw_get(RunRecord, run.n)
-        factory.raw_set(RunRecord, (run.n,), msgspec.structs.replace(head, rows=4, chain=rows[3].hash))
-        await self._is_refused(factory, run)
-
-    async def test_an_untouched_replay_log_is_not_refused(self, factory: StoreFactory) -> None:
-        run, rows = await self._sealed(factory)
-        store = await factory.open()
-        found = await store.read(lambda reader: (reader.get(RunRecord, run.n), replay_rows(reader, run.n)))
-        assert found[1] == rows
-        verify_replay(*found)
-
-    async def _sealed(self, factory: StoreFactory, name: str = "a") -> tuple[RunRecord, list[Any]]:
-        """A Run whose replay log has six rows; its store is closed."""
-        store = await factory.open()
-        run = await begin(store, name)
-        for _ in range(4):
-            await advance(store, run.n)
-        rows = await store.read(lambda reader: replay_rows(reader, run.n))
-        await store.close()
-        assert len(rows) == 6
-        return run, rows
-
-    async def _is_refused(self, factory: StoreFactory, run: RunRecord) -> None:
-        store = await factory.open()
-        with pytest.raises(StoreDamaged):
-            await store.read(lambda reader: verify_replay(reader.get(RunRecord, run.n), replay_rows(reader, run.n)))
-        await store.close()
-
-
-class _Undo(Exception):
-    """What a test raises to undo its own write."""
-
-
-def _raise(error: Exception) -> None:
-    raise error
-
-
-def _task(number: int) -> TaskRecord:
-    return sample(TaskRecord, task_id=f"T-{number}", session_id=f"S-{number}")
-
-
-def _members(row: Row) -> tuple[Any, ...]:
-    return msgspec.structs.astuple(row)
-
-
-def _has(row: Row, equals: dict[str, Any]) -> bool:
-    return all(getattr(row, name) == value for name, value in equals.items())
 
 
 def _everything(reader: Reader) -> dict[type[Row], list[Row]]:
     return {kind: reader.find(kind) for kind in TABLES}
-
-
-def _flip(value: Any) -> Any:
-    """`value` with one bit turned."""
-    if isinstance(value, bytes):
-        return bytes([value[0] ^ 1]) + value[1:]
-    return value ^ 1 if isinstance(value, int) else chr(ord(value[:1] or " ") ^ 1) + value[1:]

@@ -93,7 +93,7 @@ def step_retried(
         reason: for people.
     """
     body = {
-        "outcome": outcome,
+        "outcome": str(outcome),
         "ms": ms,
         "attempt": attempt,
         "max_attempts": max_attempts,
@@ -168,7 +168,7 @@ def step_completed(
     """
     body = present(
         status=status or ITEM_STATUS[outcome],
-        outcome=outcome,
+        outcome=str(outcome),
         output=output,
         failure=None if failure is None else {"kind": failure[0], "reason": clip(failure[1])},
         ms=ms,

@@ -81,11 +81,6 @@ class Process:
         self._readers = _Reader(self._child.stdout, self._take_stdout), _Reader(self._child.stderr, self._take_stderr)
 
     @property
-    def pid(self) -> int:
-        """The leader's process id, which is its group's id as well."""
-        return self._child.pid
-
-    @property
     def exit_code(self) -> int:
         """The leader's exit code, after `stop`; minus the signal's number if one killed it."""
         return self._child.returncode

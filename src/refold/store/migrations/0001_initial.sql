@@ -1,4 +1,5 @@
--- The first released schema. Integer keys (n, run, session) never leave the store; text ids do.
+-- The first released schema. Integer keys (n, run, session) never leave the store; text ids do. AUTOINCREMENT: a log
+-- keeps the key of a Run that was deleted, so no later Run may get it.
 -- Rowid tables with unique indexes beside: WITHOUT ROWID with a four-column key was three times slower in groups.
 
 CREATE TABLE meta (
@@ -7,7 +8,7 @@ CREATE TABLE meta (
 );
 
 CREATE TABLE blueprint (
-  n            INTEGER PRIMARY KEY,
+  n            INTEGER PRIMARY KEY AUTOINCREMENT,
   blueprint_id TEXT NOT NULL,
   version      TEXT NOT NULL,
   body_json    TEXT NOT NULL,
@@ -16,7 +17,7 @@ CREATE TABLE blueprint (
 CREATE INDEX blueprint_blueprint_id ON blueprint (blueprint_id);
 
 CREATE TABLE task (
-  n              INTEGER PRIMARY KEY,
+  n              INTEGER PRIMARY KEY AUTOINCREMENT,
   task_id        TEXT NOT NULL UNIQUE,
   session_id     TEXT NOT NULL,
   goal           TEXT NOT NULL,
@@ -29,7 +30,7 @@ CREATE TABLE task (
 );
 
 CREATE TABLE session (
-  n              INTEGER PRIMARY KEY,
+  n              INTEGER PRIMARY KEY AUTOINCREMENT,
   session_id     TEXT NOT NULL UNIQUE,
   task           INTEGER NOT NULL,
   seq            INTEGER NOT NULL,
@@ -48,7 +49,7 @@ CREATE TABLE session (
 CREATE INDEX session_updated_at ON session (updated_at);
 
 CREATE TABLE run (
-  n           INTEGER PRIMARY KEY,
+  n           INTEGER PRIMARY KEY AUTOINCREMENT,
   run_id      TEXT NOT NULL UNIQUE,
   task        INTEGER NOT NULL,
   task_id     TEXT NOT NULL,

@@ -1,0 +1,103 @@
+"""The audit that whatever is stored has to pass: it reads a whole store and says in words what does not fit together.
+
+It knows nothing of how the rows came there, so it judges a store after a power loss, a race or a planted fault as it
+judges any other. It holds for Runs that keep their replay log (not for `--replay off`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from refold.errors import StoreDamaged
+from refold.records import (
+    AttemptRow,
+    AttemptStatus,
+    CutRow,
+    DecisionRow,
+    LogType,
+    ReplayRow,
+    RunRecord,
+    SessionRecord,
+    genesis,
+    log_hash,
+)
+from refold.store import Reader, verify_replay
+
+
+def audit(reader: Reader) -> list[str]:
+    """What does not fit together in a store, in words; empty for one that keeps the laws."""
+    return [said for check in _CHECKS for said in check(reader)]
+
+
+def replay_rows(reader: Reader, run_n: int) -> list[ReplayRow | DecisionRow | CutRow]:
+    """All that the chain of a Run covers, in its order."""
+    rows = [row for kind in (ReplayRow, DecisionRow, CutRow) for row in reader.find(kind, run=run_n)]
+    return sorted(rows, key=lambda row: row.ordinal)
+
+
+def _logs_are_dense_and_chained(reader: Reader) -> Iterator[str]:
+    for session in reader.find(SessionRecord):
+        seq, chain = 0, genesis(session.session_id)
+        for row in reader.log(session.n, 0):
+            seq += 1
+            if row.seq != seq or log_hash(chain, row) != row.hash:
+                yield f"{session.session_id}: log row {row.seq} does not follow row {seq - 1}"
+            seq, chain = row.seq, row.hash
+        if (seq, chain) != (session.seq, session.chain):
+            yield f"{session.session_id}: its log ends at {seq}, its head says {session.seq}"
+
+
+def _replay_logs_are_sealed(reader: Reader) -> Iterator[str]:
+    for run in reader.find(RunRecord):
+        try:
+            verify_replay(run, replay_rows(reader, run.n))
+        except StoreDamaged as damage:
+            yield damage.message
+
+
+def _epochs_never_fall(reader: Reader) -> Iterator[str]:
+    """R4: once a driver has written, nothing of an older one follows."""
+    for run in reader.find(RunRecord):
+        for rows in (replay_rows(reader, run.n), reader.find(AttemptRow, run=run.n)):
+            epochs = [row.epoch for row in rows]
+            if epochs != sorted(epochs) or any(epoch > run.epoch for epoch in epochs):
+                yield f"{run.run_id} of epoch {run.epoch}: rows of epochs {epochs}"
+
+
+def _passes_are_what_passed(reader: Reader) -> Iterator[str]:
+    """Laws 3 and 5: a step has a row in the replay log if, and only if, its attempt passed."""
+    for run in reader.find(RunRecord):
+        attempts = reader.find(AttemptRow, run=run.n)
+        passed = sorted(_asked(attempt) for attempt in attempts if attempt.status == AttemptStatus.PASSED)
+        logged = sorted(_asked(row) for row in reader.find(ReplayRow, run=run.n))
+        if passed != logged:
+            yield f"{run.run_id}: {len(passed)} attempts passed, {len(logged)} rows were logged: {passed} ≠ {logged}"
+
+
+def _attempts_are_shown(reader: Reader) -> Iterator[str]:
+    """Law 3: no attempt without the record that opens its item, no Pass without the one that closes it."""
+    for run in reader.find(RunRecord):
+        log = reader.log(run.session, 0)
+        opened = {row.seq: row.item_id for row in log if row.type == LogType.STEP_DISPATCHED}
+        closed = {row.origin for row in log if row.type == LogType.STEP_COMPLETED}
+        for attempt in reader.find(AttemptRow, run=run.n):
+            if opened.get(attempt.opened) != attempt.step_id:
+                yield f"{run.run_id}: attempt {attempt.ordinal} is opened by no record"
+            if attempt.status == AttemptStatus.PASSED and attempt.opened not in closed:
+                yield f"{run.run_id}: attempt {attempt.ordinal} passed, and its item is open"
+            if attempt.ended_at is None and attempt.opened in closed:
+                yield f"{run.run_id}: attempt {attempt.ordinal} is open, and its item is closed"
+
+
+def _asked(row: AttemptRow | ReplayRow) -> tuple[int, str, str, int]:
+    return row.generation, row.step_ref, row.input_hash, row.occurrence
+
+
+_CHECKS: Final[tuple[Callable[[Reader], Iterator[str]], ...]] = (
+    _logs_are_dense_and_chained,
+    _replay_logs_are_sealed,
+    _epochs_never_fall,
+    _passes_are_what_passed,
+    _attempts_are_shown,
+)

@@ -1,0 +1,88 @@
+"""The part of the conformance suite that damages a replay log behind the store's back, and asks whether it is found.
+
+A cursor built from a damaged log would hand a wrong answer to the flow as if it had been paid for (law 10).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from refold.errors import StoreDamaged
+from refold.records import DecisionRow, ReplayRow, Row, RunRecord
+from refold.store import verify_replay
+from refold.testing.audit import replay_rows
+from refold.testing.history import StoreFactory, advance, begin
+
+REPLAY_MEMBERS: Final = [
+    (kind, name) for kind in (ReplayRow, DecisionRow) for name in kind.__struct_fields__ if name != "run"
+]
+
+
+@pytest.mark.anyio
+class DamageConformance:
+    """A part of `conformance.StoreConformance`; join that."""
+
+    @pytest.mark.parametrize(
+        ("kind", "member"), REPLAY_MEMBERS, ids=lambda value: value if isinstance(value, str) else value.__name__
+    )
+    async def test_a_flipped_byte_in_a_replay_log_is_found(
+        self, factory: StoreFactory, kind: type[Row], member: str
+    ) -> None:
+        run, rows = await self._sealed(factory)
+        victim = next(row for row in rows[2:] if isinstance(row, kind))
+        flipped = msgspec.structs.replace(victim, **{member: _flip(getattr(victim, member))})
+        factory.raw_set(kind, (run.n, victim.ordinal), flipped)
+        await self._is_refused(factory, run)
+
+    @pytest.mark.parametrize("ordinal", range(1, 7))
+    async def test_a_missing_row_of_a_replay_log_is_found(self, factory: StoreFactory, ordinal: int) -> None:
+        run, rows = await self._sealed(factory)
+        factory.raw_set(type(rows[ordinal - 1]), (run.n, ordinal), None)
+        await self._is_refused(factory, run)
+
+    async def test_the_rows_of_another_run_are_found(self, factory: StoreFactory) -> None:
+        run, rows = await self._sealed(factory, "a")
+        _, others = await self._sealed(factory, "b")
+        for row, other in zip(rows, others, strict=True):
+            factory.raw_set(type(row), (run.n, row.ordinal), msgspec.structs.replace(other, run=run.n))
+        await self._is_refused(factory, run)
+
+    async def test_an_older_copy_of_the_head_is_found(self, factory: StoreFactory) -> None:
+        run, rows = await self._sealed(factory)
+        head = factory.raw_get(RunRecord, run.n)
+        factory.raw_set(RunRecord, (run.n,), msgspec.structs.replace(head, rows=4, chain=rows[3].hash))
+        await self._is_refused(factory, run)
+
+    async def test_an_untouched_replay_log_is_not_refused(self, factory: StoreFactory) -> None:
+        run, rows = await self._sealed(factory)
+        store = await factory.open()
+        found = await store.read(lambda reader: (reader.get(RunRecord, run.n), replay_rows(reader, run.n)))
+        assert found[1] == rows
+        verify_replay(*found)
+
+    async def _sealed(self, factory: StoreFactory, name: str = "a") -> tuple[RunRecord, list[Any]]:
+        """A Run whose replay log has six rows; its store is closed."""
+        store = await factory.open()
+        run = await begin(store, name)
+        for _ in range(4):
+            await advance(store, run.n)
+        rows = await store.read(lambda reader: replay_rows(reader, run.n))
+        await store.close()
+        assert len(rows) == 6
+        return run, rows
+
+    async def _is_refused(self, factory: StoreFactory, run: RunRecord) -> None:
+        store = await factory.open()
+        with pytest.raises(StoreDamaged):
+            await store.read(lambda reader: verify_replay(reader.get(RunRecord, run.n), replay_rows(reader, run.n)))
+        await store.close()
+
+
+def _flip(value: Any) -> Any:
+    """`value` with one bit turned."""
+    if isinstance(value, bytes):
+        return bytes([value[0] ^ 1]) + value[1:]
+    return value ^ 1 if isinstance(value, int) else chr(ord(value[:1] or " ") ^ 1) + value[1:]

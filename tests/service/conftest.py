@@ -1,0 +1,53 @@
+"""Fixtures of the services' tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+from service_kit import Crew, House
+
+from refold.engine import agents as kinds
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet() -> Iterator[None]:
+    """Drivers fall here on purpose: logs are dropped unless a test captures them."""
+
+    def drop(logger: object, method: str, event: dict[str, object]) -> dict[str, object]:
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[drop])
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Async tests run on asyncio: the services live in one asyncio loop."""
+    return "asyncio"
+
+
+@pytest.fixture
+def crew(monkeypatch: pytest.MonkeyPatch) -> Crew:
+    """Agents under the test's thumb, in the place of all Python agents."""
+    crew = Crew()
+    monkeypatch.setitem(kinds.KINDS, "python", lambda agent, tools: crew)
+    return crew
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[House]:
+    """Where this test's Apps open one SQLite store after the other."""
+    house = House(tmp_path / "store" / "refold.db")
+    with house.without_processes():
+        yield house
+
+
+@pytest.fixture
+async def house(home: House) -> AsyncIterator[House]:
+    """As `home`; what is still open at the end is closed."""
+    yield home
+    await home.close()
