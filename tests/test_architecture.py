@@ -246,6 +246,13 @@ def test_the_code_map_names_every_package_and_module_and_no_other() -> None:
     assert not gone, f"docs/ARCHITECTURE.md mentions what is not there: {sorted(gone)}"
 
 
+def test_the_map_says_which_nodes_and_agents_are_not_there_yet() -> None:
+    parse, agents = (importlib.import_module(f"refold.flowir.{name}") for name in ("parse", "agents"))
+    later = parse.LATER_NODES | agents.LATER_KINDS
+    section = _page("ARCHITECTURE.md").partition("### What is not there yet\n")[2].partition("\n## ")[0]
+    assert _coded(section) & (later | parse.NODES.keys() | agents.KINDS.keys()) == later
+
+
 def test_the_glossary_knows_every_noun_that_is_stored() -> None:
     records = next(module for module in MODULES if module.path == "records.py")
     nouns = {node.name for node in records.tree.body if isinstance(node, ast.ClassDef)}

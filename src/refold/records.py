@@ -111,6 +111,18 @@ FRAMES: Final[Mapping[str, int]] = {
 }
 
 
+def stored_json(text: str) -> tuple[str, str | None]:
+    """What a row holds of JSON text: the text, or `@` and a digest if it is long, and then the digest.
+
+    No JSON text begins with `@`. `store.expanded` gives the text back.
+    """
+    raw = text.encode()
+    if len(raw) <= INLINE_BYTES:
+        return text, None
+    digest = hashlib.sha256(raw).hexdigest()
+    return f"@{digest}", digest
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Base of everything that is stored. Two are equal if all members are."""
 
@@ -189,6 +201,7 @@ class RunRecord(Row, frozen=True, kw_only=True):
     input_json: str | None
     """The launch snapshot, with the resolved Blueprint body: what a resume needs, whatever was edited since."""
     result_json: str | None
+    """The final ctx, or `{"error": text}`: JSON text, or the name of the value row that holds it (`stored_json`)."""
     rows: int
     chain: bytes
     labels_json: str
@@ -240,9 +253,10 @@ class ActivationRow(Row, frozen=True, kw_only=True):
     closed: int | None
     opened_at: int
     input_json: str | None
-    """The launch snapshot, where this activation brought a new one (launch, rerun-from)."""
+    """The launch snapshot that it ran with, once a later generation took another; the Run's record has the last."""
     status: str | None
     result_json: str | None
+    """Its result, once a later activation has taken its place in the Run's record; as there."""
     closed_at: int | None
 
 

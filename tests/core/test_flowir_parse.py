@@ -22,6 +22,7 @@ from refold.flowir import (
     Seq,
     Step,
     Try,
+    Verdict,
     Wait,
     parse_blueprint,
     parse_flow,
@@ -217,7 +218,8 @@ def test_a_blueprint_with_all_its_parts():
     assert came.extras == kept
     assert isinstance(came.flow, Step)
     retry = Retry(max_attempts=2, initial_secs=0, max_secs=1.5, multiplier=1, retry_on=("blocked",))
-    assert came.agents[0] == AgentDef(**agent | {"retry": retry})
+    verdict = Verdict(channel="body", values=("PASS",))
+    assert came.agents[0] == AgentDef(**agent | {"retry": retry, "verdict": verdict})
     assert came.agents[1].retry == Retry()
     assert came.agents[2] == AgentDef(name="echo", kind="python", spec={"fn": "builtin:echo"})
 

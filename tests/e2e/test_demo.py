@@ -13,8 +13,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from refold.cli.demo import steps
+from refold.cli.demo import command, steps
 from refold.cli.demo.checks import CHECKS, Evidence, Key, judge, step_facts
+from refold.cli.demo.flow import survey
 from refold.cli.demo.stage import Entry
 from refold.flowir import parse_blueprint
 
@@ -64,7 +65,8 @@ def odd_folder(tmp_path: Path) -> Path:
 @pytest.mark.e2e
 def test_killed_resumed_and_checked_on_an_odd_folder(odd_folder: Path, tmp_path: Path) -> None:
     # What the caller has configured for a refold of their own is none of the demo's business.
-    played = demo(odd_folder, "--json", cwd=tmp_path, REFOLD_BIND="nonsense", REFOLD_STORE="/nowhere/at/all")
+    callers = tmp_path / "caller.db"
+    played = demo(odd_folder, "--json", cwd=tmp_path, REFOLD_STORE=str(callers), REFOLD_HOME=str(tmp_path / "caller"))
     assert played.returncode == 0, played.stdout + played.stderr
     told = json.loads(played.stdout)
     assert told["ok"]
@@ -84,7 +86,7 @@ def test_killed_resumed_and_checked_on_an_odd_folder(odd_folder: Path, tmp_path:
     assert told["survey"]["longest"] == {"name": "sub/deeper/file.txt", "lines": 7}
     assert told["survey"]["frequent"] == {"deep": 14, "café": 3, "hello": 2, "line": 1, "second": 1, "world": 1}
     assert "1 binary, 1 too large" in told["answer"]
-    assert [path for path in tmp_path.iterdir() if path.name.startswith("refold-demo")] == []
+    assert list(tmp_path.iterdir()) == [odd_folder]
 
 
 @pytest.mark.e2e
@@ -239,6 +241,25 @@ def test_a_bad_story_is_refused(evidence: Evidence, expected: set[str]) -> None:
     assert {check.says for check in judge(evidence) if not check.holds} == expected
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_bad_story_is_told_with_its_faults_and_exit_code_1(
+    as_json: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished = {"run_id": RUN, "session_id": "s", "status": "failed", "result_ref": {"error": "it broke"}}
+    monkeypatch.setattr(command, "play", lambda folder, stage, story: but(finished=finished, events=(5, 6)))
+    monkeypatch.setattr(command.signal, "signal", lambda number, handler: None)
+    assert command.demo(tmp_path, json=as_json) == 1
+    told = capsys.readouterr().out
+    assert "5 and 6 events were folded, the view has 12" in told
+    assert f"{RUN} was failed" in told
+    assert "it broke" in told
+    if as_json:
+        assert [check["check"] for check in json.loads(told)["checks"] if not check["holds"]] == [
+            ENDED,
+            "no event was skipped or folded twice",
+        ]
+
+
 def test_every_check_can_fail() -> None:
     assert set().union(*(expected for _, expected in BAD.values())) == set(CHECKS)
 
@@ -254,8 +275,6 @@ def test_lanes_and_repeated_steps_have_names_of_their_own() -> None:
 
 
 def test_the_blueprint_of_the_demo_has_no_faults(tmp_path: Path) -> None:
-    from refold.cli.demo.flow import survey
-
     assert [agent.kind for agent in parse_blueprint(survey(tmp_path)).agents] == ["subprocess"] * 3 + ["python"] * 3
 
 

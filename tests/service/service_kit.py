@@ -219,6 +219,11 @@ async def ended(app: App, run: RunRecord) -> RunRecord:
         return await app.runs.settled(await app.runs.get(run.run_id))
 
 
+def undriven(app: App, run: RunRecord) -> Awaitable[None]:
+    """What is done when the driver of the Run has gone. Take it while there is one."""
+    return asyncio.wait_for(app._supervisor.settled(run.n), PATIENCE_SECS)
+
+
 def result(run: RunRecord) -> Json:
     """The final ctx of a Run that is done, or its error."""
     return decode(run.result_json or "null")
@@ -266,9 +271,7 @@ class Line:
     async def call(self, method: str, **params: Json) -> Json:
         """The result of a call; raises Refused."""
         request = next(self._ids)
-        await self._peer.receive_frame(
-            encode({"jsonrpc": "2.0", "id": request, "method": method, "params": params})
-        )
+        await self._peer.receive_frame(encode({"jsonrpc": "2.0", "id": request, "method": method, "params": params}))
         said = next(frame for frame in reversed(self.frames) if frame.get("id") == request)
         if "error" in said:
             raise Refused(said["error"])
@@ -284,9 +287,7 @@ class Line:
 
     async def turn(self, session_id: str, text: str = "hello", **params: Json) -> Json:
         """Starts a turn; what was answered."""
-        return await self.command(
-            "turn/start", sessionId=session_id, input=[{"type": "text", "text": text}], **params
-        )
+        return await self.command("turn/start", sessionId=session_id, input=[{"type": "text", "text": text}], **params)
 
     async def resume(self, session_id: str, **params: Json) -> Json:
         """Resumes a Session; what was answered."""
@@ -325,9 +326,7 @@ class Line:
         return [
             {"method": frame["method"], "params": frame["params"]}
             for frame in self.frames[since:]
-            if "id" not in frame
-            and frame["params"].get("sessionId") == session_id
-            and "sourceRange" in frame["params"]
+            if "id" not in frame and frame["params"].get("sessionId") == session_id and "sourceRange" in frame["params"]
         ]
 
 

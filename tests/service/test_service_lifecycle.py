@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -189,21 +189,92 @@ async def play(verbs: list[tuple[str, int]], story: Story) -> None:
 
 
 @contextlib.contextmanager
-def a_story() -> object:
+def a_story() -> Iterator[Story]:
     """A story in memory, for a property: its own crew, no processes."""
     crew = Crew()
     with mock.patch.dict(kinds.KINDS, python=lambda agent, tools: crew), House().without_processes() as house:
         yield Story(house, crew)
 
 
-@settings(max_examples=150)
-@given(st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 4)), max_size=14))
-def test_every_sequence_of_verbs_goes_by_the_table(verbs: list[tuple[str, int]]) -> None:
-    async def go() -> None:
+def tell(go: Callable[[Story], Awaitable[None]]) -> None:
+    """Runs `go` on a story of its own."""
+
+    async def run() -> None:
         with a_story() as story:
             try:
-                await play(verbs, story)
+                await go(story)
             finally:
                 await story.house.close()
 
-    asyncio.run(go())
+    asyncio.run(run())
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(st.sampled_from(VERBS), st.integers(0, 4)), max_size=14))
+def test_every_sequence_of_verbs_goes_by_the_table(verbs: list[tuple[str, int]]) -> None:
+    tell(lambda story: play(verbs, story))
+
+
+TO_REACH: Mapping[RunStatus, tuple[str, ...]] = {
+    S.RUNNING: (),
+    S.DONE: ("finish",),
+    S.FAILED: ("fail",),
+    S.INTERRUPTED: ("fall",),
+    S.CANCELLED: ("cancel",),
+}
+"""How the first Run of a story gets to a status."""
+
+ASKED = [row for row in TRANSITIONS if row[1] in (Verb.CANCEL, Verb.RESUME, Verb.RERUN) and row[0] in TO_REACH]
+"""The rows of the table that a caller asks for by name."""
+
+
+@pytest.mark.parametrize(("status", "verb"), ASKED)
+def test_no_verb_finds_another_way_than_the_table(status: RunStatus, verb: Verb) -> None:
+    async def go(story: Story) -> None:
+        await story.begin()
+        for each in TO_REACH[status]:
+            await story.do(each, 0)
+        before = await everything(story.app)
+        with mock.patch.dict(TRANSITIONS):
+            del TRANSITIONS[status, verb]
+            with pytest.raises(Conflict):
+                await story.do(verb, 0)
+        assert await everything(story.app) == before
+        await story.do(verb, 0)
+        assert [run.status for run in await story.standing()] == [TRANSITIONS[status, verb]]
+
+    tell(go)
+
+
+def test_a_launch_that_the_table_refuses_creates_nothing() -> None:
+    async def go(story: Story) -> None:
+        await story.begin()
+        await story.do("finish", 0)
+        before = await everything(story.app)
+        with mock.patch.dict(TRANSITIONS):
+            del TRANSITIONS[S.PENDING, Verb.LAUNCH]
+            with pytest.raises(Conflict):
+                await story.do("kick", 0)
+        assert await everything(story.app) == before
+
+    tell(go)
+
+
+@pytest.mark.parametrize("verbs", [("kick",), (), ("fall",)], ids=["pending", "running", "interrupted"])
+def test_cancel_is_for_good_and_twice_is_once(verbs: tuple[str, ...]) -> None:
+    async def go(story: Story) -> None:
+        await story.begin()
+        for each in verbs:
+            await story.do(each, 0)
+        run = len(story.runs) - 1
+        await story.do("cancel", run)
+        once = await everything(story.app)
+        await story.do("cancel", run)
+        assert await everything(story.app) == once
+        await story.do("crash", run)
+        with pytest.raises(NotInterrupted) as no:
+            await story.do("resume", run)
+        assert no.value.data["status"] == S.CANCELLED
+        assert (await story.standing())[run].result_json == '{"error":"cancelled"}'
+
+    tell(go)

@@ -69,3 +69,28 @@ class SqliteFactory:
 
 def _where(kind: type[Row]) -> str:
     return " AND ".join(f"{name}=?" for name in TABLES[kind].key)
+
+
+def make_legacy(path: Path) -> list[tuple[Any, ...]]:
+    """Makes the store of a program from before versions, and returns what is in its one table."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    connection = apsw.Connection(str(path))
+    connection.execute(
+        "CREATE TABLE replay_log (seq INTEGER PRIMARY KEY AUTOINCREMENT, run_id TEXT, step_ref TEXT, input_hash TEXT,"
+        " occurrence INTEGER, step_output_json TEXT, created_at INTEGER);"
+        "CREATE INDEX replay_log_run ON replay_log (run_id, seq)"
+    )
+    for number in range(3):
+        values = ("R-0123456789abcdef", "agent", f"hash {number}", 0, f'"paid for {number}"', number)
+        connection.execute("INSERT INTO replay_log VALUES (NULL, ?, ?, ?, ?, ?, ?)", values)
+    connection.close()
+    return rows_of(path, "replay_log")
+
+
+def rows_of(path: Path, table: str) -> list[tuple[Any, ...]]:
+    """The rows of a table as they lie in the file."""
+    connection = apsw.Connection(str(path))
+    try:
+        return list(connection.execute(f"SELECT * FROM {table}"))
+    finally:
+        connection.close()

@@ -274,17 +274,22 @@ def _peek_list(database: Path | None, status: str | None) -> Json:
         return {"items": [], "next_cursor": None}
     from refold.records import RunRecord
     from refold.server import shapes
-    from refold.store import SqliteStore
+    from refold.service.runs import whole
+    from refold.store import Reader, SqliteStore
 
     equals = {"status": status} if status else {}
-    rows = asyncio.run(SqliteStore.peek(database, lambda reader: reader.find(RunRecord, newest_first=True, **equals)))
+
+    def read(reader: Reader) -> list[RunRecord]:
+        return [whole(reader, run) for run in reader.find(RunRecord, newest_first=True, **equals)]
+
+    rows = asyncio.run(SqliteStore.peek(database, read))
     return {"items": [shapes.run(row) for row in rows], "next_cursor": None}
 
 
 def _peek_run(database: Path | None, run_id: str) -> Json:
     from refold.records import AttemptRow, parse_id
     from refold.server import shapes
-    from refold.service.runs import find_run
+    from refold.service.runs import find_run, whole
     from refold.store import Reader, SqliteStore
 
     parse_id(run_id, "R")
@@ -292,7 +297,7 @@ def _peek_run(database: Path | None, run_id: str) -> Json:
         raise NotFound(f"there is no run {run_id}", kind="run_not_found")
 
     def read(reader: Reader) -> Json:
-        run = find_run(reader, run_id)
+        run = whole(reader, find_run(reader, run_id))
         return shapes.run(run, reader.find(AttemptRow, run=run.n))
 
     return asyncio.run(SqliteStore.peek(database, read))

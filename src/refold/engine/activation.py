@@ -33,7 +33,7 @@ from refold.records import (
     TaskRecord,
     seal,
 )
-from refold.store import Tx, append_log
+from refold.store import Tx, append_log, expanded, put_json
 
 Json = Any
 
@@ -42,9 +42,6 @@ LAUNCHES_NEXT: Final = frozenset({Verb.FINISH, Verb.FAIL, Verb.CANCEL})
 
 _QUIET: Final = frozenset({AttemptStatus.PASSED, AttemptStatus.SKIPPED})
 """How an attempt ended that a closed workflow item does not list."""
-
-_NEW_INPUT: Final = frozenset({Verb.LAUNCH, Verb.RERUN})
-"""The openings that bring a launch snapshot of their own; a resume always goes on with the one that is there."""
 
 PREVIOUS_LEVELS: Final = 8
 """How many turns back `$.previous.previous…` reaches: without a bound every turn would carry all turns before it."""
@@ -87,12 +84,15 @@ def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: in
         activation=run.activation + 1,
         turn_id=opening.turn_id,
         opened=row.seq,
+        result_json=None,
         updated_at=at,
         activated_at=at,
         started_at=run.started_at if run.started_at is not None else at,
         ended_at=None,
     )
     _write_run(tx, run, running)
+    if run.result_json is not None:  # the record makes room for the next result; its history keeps this one
+        tx.update(ActivationRow, (run.n, run.activation), result_json=run.result_json)
     tx.insert(
         ActivationRow(
             run=run.n,
@@ -104,7 +104,7 @@ def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: in
             opened=row.seq,
             closed=None,
             opened_at=at,
-            input_json=run.input_json if verb in _NEW_INPUT else None,
+            input_json=None,
             status=None,
             result_json=None,
             closed_at=None,
@@ -143,6 +143,7 @@ def begin_generation(tx: Tx, run: RunRecord, retired: list[list[int]], input_jso
         run, generation=cut.generation, rows=cut.ordinal, chain=cut.hash, input_json=input_json
     )
     _write_run(tx, run, begun)
+    tx.update(ActivationRow, (run.n, run.activation), input_json=run.input_json)
     return begun
 
 
@@ -165,13 +166,12 @@ def close_activation(
         now,
         status=status,
         waiting_on=None,
-        result_json=encode(result),
+        result_json=put_json(tx, encode(result)),
         updated_at=at,
         ended_at=at if status in TERMINAL else None,
     )
     _write_run(tx, now, closed)
-    ended = {"status": status, "result_json": closed.result_json, "closed": rows[-1].seq, "closed_at": at}
-    tx.update(ActivationRow, (now.n, now.activation), **ended)
+    tx.update(ActivationRow, (now.n, now.activation), status=status, closed=rows[-1].seq, closed_at=at)
     tx.update(TaskRecord, (now.task,), status=status, updated_at=at)
     tx.update(
         SessionRecord,
@@ -199,7 +199,9 @@ def cancel_idle(tx: Tx, run: RunRecord, at: int) -> None:
         run,
         msgspec.structs.replace(run, status=status, waiting_on=None, result_json=result, updated_at=at, ended_at=at),
     )
-    tx.update(TaskRecord, (run.task,), status=status, updated_at=at)
+    # A Task stands as its Run that was activated last: a queued turn that is taken back must not end the running one.
+    if run.opened >= max(each.opened for each in tx.find(RunRecord, session=run.session)):
+        tx.update(TaskRecord, (run.task,), status=status, updated_at=at)
 
 
 class Queue:
@@ -290,7 +292,7 @@ def _completed(tx: Tx, run: RunRecord) -> RunRecord:
 
 def _previous_ctx(tx: Tx, session_n: int) -> Json:
     for run in tx.find(RunRecord, session=session_n, status=RunStatus.DONE, newest_first=True, limit=1):
-        return _bounded(decode(run.result_json or "null"), PREVIOUS_LEVELS)
+        return _bounded(decode(expanded(tx, run.result_json) or "null"), PREVIOUS_LEVELS)
     return None
 
 

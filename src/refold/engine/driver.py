@@ -18,7 +18,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -39,14 +39,21 @@ from refold.flowir import (
     Done,
     Failed,
     FlowMachine,
+    Outcome,
     Pass,
     ReplayCursor,
     settle_hits,
 )
+from refold.flowir.verdicts import violation
+from refold.flowir.snapshots import dispatch_ctx
 from refold.records import AttemptRow, AttemptStatus, RunRecord
 from refold.store import Store
 
 Json = Any
+
+
+FOLDERS: Final = ("work_dir", "project_root")
+"""The folders that a launch may name and its snapshot keeps, as an Assignment has them."""
 
 
 class Work(msgspec.Struct, kw_only=True):
@@ -77,8 +84,10 @@ class Driver:
         clock: Clock,
         tools: Tools,
         replay: bool = True,
+        folders: Mapping[str, str | None] | None = None,
     ) -> None:
         self._run = run
+        self._folders = folders or {}
         self._store = store
         self._clock = clock
         self._tools = tools
@@ -248,7 +257,7 @@ class Driver:
                 report = await self._performer(current.dispatch.ref).perform(assignment)
         except TimeoutError:
             return Report(Failed(f"timed out after {secs} s"), cause="timeout")
-        outcome = report.outcome
+        outcome = _under_contract(agent, report.outcome)
         clean = msgspec.structs.replace(outcome, **self._tools.secrets.redact(msgspec.structs.asdict(outcome)))
         return Report(clean, report.mended, report.cause)
 
@@ -279,6 +288,7 @@ class Driver:
             directive=self._tools.secrets.resolve(dispatch.directive),
             agent=self._definition(dispatch.ref),
             ctx=self._dispatch_ctx(current),
+            **self._folders,
             due_at=attempt.due_at,
         )
 
@@ -293,17 +303,16 @@ class Driver:
         return self._performers[ref]
 
     def _dispatch_ctx(self, current: Try) -> dict[str, Json]:
-        """The dispatch Ctx (design §1): what the agent may see, and what the replay row keeps. Never `operator`."""
         dispatch, attempt = current.dispatch, current.attempt
-        runtime = {"run_id": self._run.run_id, "step_ctx": dispatch.step_ctx, "lane": dispatch.lane}
-        return {
-            "run_id": self._run.run_id,
-            "step_id": attempt.step_id,
-            "attempt": attempt.attempt,
-            "agent": attempt.step_ref,
-            "meta": {"runtime": runtime, "authz": {}, "observer": {}, "loop": {}},
-            "ctx": dispatch.ctx,
-        }
+        return dispatch_ctx(
+            self._run.run_id,
+            attempt.step_id,
+            attempt.attempt,
+            attempt.step_ref,
+            dispatch.lane,
+            dispatch.step_ctx,
+            dispatch.ctx,
+        )
 
     def _due(self, dispatch: Dispatch) -> int | None:
         """When a wait is over: what an earlier attempt has on record holds, however often the server died since."""
@@ -335,6 +344,14 @@ class Driver:
         if any(self._waiting.values()):
             return "capacity"
         return "timer" if self._works else None
+
+
+def _under_contract(agent: AgentDef | None, outcome: Outcome) -> Outcome:
+    """What an outcome is under the agent's verdict contract: a pass that breaks it has failed."""
+    if agent is None or not isinstance(outcome, Pass):
+        return outcome
+    wrong = violation(agent.verdict, outcome.value)
+    return outcome if wrong is None else Failed(wrong)
 
 
 def idempotency_key(run: RunRecord, dispatch: Dispatch) -> str:

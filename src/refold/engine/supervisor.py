@@ -16,7 +16,7 @@ import structlog
 from refold.engine.activation import Queue, close_activation, snapshot
 from refold.engine.agents import Tools
 from refold.engine.clock import Clock
-from refold.engine.driver import Driver
+from refold.engine.driver import FOLDERS, Driver
 from refold.errors import Fenced, StoreError
 from refold.flowir import Done, ReplayCursor, live_rows, parse_blueprint, uncut
 from refold.flowir.lifecycle import Verb
@@ -107,6 +107,7 @@ class Supervisor:
             clock=self._clock,
             tools=self._tools,
             replay=self._replay,
+            folders={name: launch.get(name) for name in FOLDERS},
         )
 
     async def _interrupt(self, run: RunRecord, error: Exception) -> None:

@@ -20,6 +20,7 @@ from refold.flowir.ir import (
     Seq,
     Step,
     Try,
+    Verdict,
     Wait,
     steps_of,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "Step",
     "Target",
     "Try",
+    "Verdict",
     "Wait",
     "dry_replay",
     "input_hash",

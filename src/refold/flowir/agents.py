@@ -28,6 +28,8 @@ from refold.flowir.reading import (
     obj,
     text,
 )
+from refold.flowir.runners import profile, runner
+from refold.flowir.verdicts import verdict
 from refold.records import AGENT_NAME
 
 Json = Any
@@ -45,7 +47,7 @@ class Spec(NamedTuple):
 KINDS: Final[Mapping[str, Spec]] = {
     "subprocess": Spec(
         {
-            "program": need(name),
+            "program": may(name),
             "args": may(array(argument)),
             "use_stdin": may(boolean),
             "env": may(mapping(argument)),
@@ -95,11 +97,11 @@ _AGENT: Final[Fields] = {
     "name": need(_agent_name),
     "kind": need(_kind),
     "spec": need(obj),
-    "profile": may(obj),
+    "profile": may(profile),
     "meta": may(obj),
-    "runner": may(obj),
+    "runner": may(runner),
     "runner_ref": may(text),
-    "verdict": may(obj),
+    "verdict": may(verdict),
     "lints": may(obj),
     "retry": may(_retry),
     "timeout_secs": may(number(0.001, _MAX_SECS)),

@@ -153,6 +153,13 @@ class Retry(Shape, frozen=True):
     retry_on: tuple[str, ...] = ("error", "timeout")
 
 
+class Verdict(Shape, frozen=True):
+    """Which words an agent's verdict may be, and where it stands: `body` or `part` of the answer."""
+
+    channel: str
+    values: tuple[str, ...]
+
+
 class AgentDef(Shape, frozen=True, kw_only=True):
     """An agent as the Blueprint names it. `spec` belongs to its kind; what has no use yet is kept as it was written."""
 
@@ -163,7 +170,7 @@ class AgentDef(Shape, frozen=True, kw_only=True):
     meta: Mapping[str, Json] | None = None
     runner: Mapping[str, Json] | None = None
     runner_ref: str | None = None
-    verdict: Mapping[str, Json] | None = None
+    verdict: Verdict | None = None
     lints: Mapping[str, Json] | None = None
     retry: Retry | None = None
     timeout_secs: float | None = None

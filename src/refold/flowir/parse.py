@@ -52,6 +52,8 @@ from refold.flowir.reading import (
     text,
     wrong_type,
 )
+from refold.flowir.runners import Runners, employ, named_runner
+from refold.flowir.templates import template
 
 Json = Any
 
@@ -66,11 +68,13 @@ def parse_blueprint(value: Json) -> Blueprint:
         BlueprintInvalid: `data["faults"]` lists every fault as `{path, kind, message, hint}`; `path` is a JSON path
             such as `$.flow.children[2].in`, `hint` may be None.
     """
-    names = {member: list(_names(value, member)) for member in ("agents", "metas")}
-    reading = Reading(*(frozenset(own for _, own in names[member]) for member in names))
-    got = members(reading, value, At(), _BLUEPRINT)
+    names = {member: list(_names(value, member)) for member in _NAMED}
+    reading = Reading(*(frozenset(own for _, own in names[member]) for member in ("agents", "metas")))
+    got = members(reading, value, At(), _BLUEPRINT) or {}
     for member in names:
         _no_twins(reading, names[member], At().member(member))
+    runners = Runners(got.pop("runners", None), got.pop("default_runner", None), got.pop("subprocesses", None))
+    got["agents"] = employ(reading, got.get("agents") or (), runners)
     reading.finish("blueprint")
     extras = {key: got.pop(key) for key in _KEPT if key in got}
     metas = {meta["name"]: meta["ctx"] for meta in got.pop("metas", ())}
@@ -209,6 +213,8 @@ OPERATORS: Final[Mapping[str, Form]] = {
 
 # -- the Blueprint around them ----------------------------------------------------------------------------------------
 
+_NAMED: Final = ("agents", "metas", "subprocesses", "runners")
+"""The members that are lists of named entries."""
 _STRATEGY: Final[Fields] = {key: may(boolean) for key in ("strict_refs", "strict_kind", "strict_binding")}
 _META: Final[Fields] = {"name": need(name), "ctx": need(obj)}
 
@@ -234,9 +240,6 @@ _KEPT: Final = (
     "projection_placement",
     "audits",
     "degradation_policy",
-    "runners",
-    "default_runner",
-    "subprocesses",
     "blueprint_ref_includes",
 )
 """Members of the format that mean nothing to refold (yet). They are accepted and kept."""
@@ -248,6 +251,9 @@ _BLUEPRINT: Final[Fields] = {
     "flow": need(_node),
     "agents": may(array(agent)),
     "metas": may(array(_meta)),
+    "subprocesses": may(array(template)),
+    "runners": may(array(named_runner)),
+    "default_runner": may(text),
     "default_init_ctx": may(anything),
     "strategy": may(_strategy),
     "check_policy": may(choice("silent", "warn", "strict")),

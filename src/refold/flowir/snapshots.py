@@ -1,14 +1,13 @@
 """The dispatch Ctx of every logged step, stored so that n steps which add m bytes each cost O(n·m), not O(n²·m).
 
-A stored snapshot is the envelope (the dispatch Ctx without its flow ctx) with either the whole flow ctx or what changed
-since the row before:
+A stored snapshot names its attempt and says what changed in the flow ctx since the row before:
 
-    {"env": {…}, "ctx": {…}}                                        whole
-    {"env": {…}, "base": ordinal, "set": [[path, {"v": value}], [path, {"o": ordinal}], [path], …]}     a delta
+    {"step": id, "try": n, "base": ordinal, "set": [[path, {"v": value}], [path, {"o": ordinal}], [path], …]}
 
 A change sets a value, sets the output of an earlier row without repeating it, or (a path alone) removes a member. A
-whole one is written when the deltas since the last one have grown to its size. Law: `Reader` gives back for every row
-exactly what `Writer` was given.
+*whole* snapshot has no base: its changes begin at an empty ctx, and it names the Run. One is written when the deltas
+since the last one have grown to its size, so that no row is far from one. What the row itself says (agent, lane) is not
+repeated. Law: `read_all` gives back for every row exactly what `Writer` was given.
 
 Changes are found by identity: the machine writes copy-on-write, so an unchanged part is the same object. Equal parts
 that are not the same object only make a delta longer, never wrong.
@@ -22,7 +21,7 @@ from typing import Any, Final
 from refold.canonical import decode, encode
 from refold.errors import StoreDamaged
 from refold.flowir.path import PathKeys
-from refold.records import ReplayRow
+from refold.records import Lane, ReplayRow
 
 Json = Any
 Change = list[Json]
@@ -31,24 +30,37 @@ REPEATED_BYTES: Final = 128
 """An output whose text is shorter is repeated in a delta: naming its row would not be shorter."""
 
 
+def dispatch_ctx(
+    run_id: str, step_id: str, attempt: int, agent: str, lane: Lane, step_ctx: Json, ctx: Json
+) -> dict[str, Json]:
+    """The dispatch Ctx (design §1): what the agent may see and what its row keeps. Never `operator`."""
+    runtime = {"run_id": run_id, "step_ctx": step_ctx, "lane": lane}
+    meta = {"runtime": runtime, "authz": {}, "observer": {}, "loop": {}}
+    return {"run_id": run_id, "step_id": step_id, "attempt": attempt, "agent": agent, "meta": meta, "ctx": ctx}
+
+
 class Writer:
     """Makes the stored snapshots of one driver's rows, in the order of their ordinals."""
 
     def __init__(self) -> None:
         self._base: int | None = None
-        self._ctx: Json = None
+        self._ctx: Json = {}
         self._whole_size = 0
         self._delta_size = 0
         self._outputs: dict[int, tuple[Json, int]] = {}
 
-    def write(self, ordinal: int, dispatch_ctx: Mapping[str, Json]) -> str:
+    def write(self, ordinal: int, given: Mapping[str, Json]) -> str:
         """The stored form of the dispatch Ctx of row `ordinal`."""
-        envelope = {name: member for name, member in dispatch_ctx.items() if name != "ctx"}
-        ctx = dispatch_ctx["ctx"]
-        text = self._delta(envelope, ctx)
-        if text is None:
-            text = encode({"env": envelope, "ctx": ctx})
+        ctx, step_ctx = given["ctx"], given["meta"]["runtime"]["step_ctx"]
+        stored: dict[str, Json] = {"step": given["step_id"], "try": given["attempt"]}
+        if step_ctx is not None:
+            stored["step_ctx"] = step_ctx
+        if self._base is None or self._delta_size >= self._whole_size:
+            text = encode(stored | {"run": given["run_id"], "set": list(self._changes({}, ctx, ()))})
             self._whole_size, self._delta_size = len(text), 0
+        else:
+            text = encode(stored | {"base": self._base, "set": list(self._changes(self._ctx, ctx, ()))})
+            self._delta_size += len(text)
         self._base, self._ctx = ordinal, ctx
         return text
 
@@ -56,13 +68,6 @@ class Writer:
         """Notes the output of row `ordinal`, so that later deltas name it."""
         if len(text) >= REPEATED_BYTES and isinstance(output, dict | list | str):
             self._outputs[id(output)] = (output, ordinal)  # the reference keeps the id from being given to another
-
-    def _delta(self, envelope: Json, ctx: Json) -> str | None:
-        if self._base is None or self._delta_size >= self._whole_size:
-            return None
-        text = encode({"env": envelope, "base": self._base, "set": list(self._changes(self._ctx, ctx, ()))})
-        self._delta_size += len(text)
-        return text
 
     def _changes(self, old: Json, new: Json, at: PathKeys) -> Iterator[Change]:
         if old is new:
@@ -87,18 +92,18 @@ def read_all(rows: Iterable[ReplayRow]) -> Iterator[tuple[ReplayRow, Json]]:
     Raises StoreDamaged for a delta whose base is not there.
     """
     ctxs: dict[int, Json] = {}
-    said: dict[int, Json] = {}
+    outputs: dict[int, Json] = {}
+    run_id = ""
     for row in rows:
         stored = decode(row.ctx_snapshot_json)
-        if "base" in stored:
-            if stored["base"] not in ctxs:
-                raise StoreDamaged(f"row {row.ordinal} builds on row {stored['base']}, which is not there")
-            ctx = _patched(ctxs[stored["base"]], stored["set"], said)
-        else:
-            ctx = stored["ctx"]
-        ctxs[row.ordinal] = ctx
-        said[row.ordinal] = decode(row.step_output_json)
-        yield row, stored["env"] | {"ctx": ctx}
+        base = stored.get("base")
+        if base is not None and base not in ctxs:
+            raise StoreDamaged(f"row {row.ordinal} builds on row {base}, which is not there", ordinal=row.ordinal)
+        run_id = stored.get("run", run_id)
+        ctxs[row.ordinal] = ctx = _patched({} if base is None else ctxs[base], stored["set"], outputs)
+        outputs[row.ordinal] = decode(row.step_output_json)
+        lane = decode(row.lane_json)
+        yield row, dispatch_ctx(run_id, stored["step"], stored["try"], row.step_ref, lane, stored.get("step_ctx"), ctx)
 
 
 def _patched(ctx: Json, changes: Iterable[Change], outputs: Mapping[int, Json]) -> Json:

@@ -79,6 +79,7 @@ class App:
             store, clock, self._supervisor, settings.stale_run_sweep_secs, settings.sweep_period_secs
         )
         self._sweeping: asyncio.Task[None] | None = None
+        self.closed = False
         self.ledger = Ledger(store)
         self.blueprints = Blueprints(store, clock, settings.default_blueprint)
         self.tasks = Tasks(store, clock, self._supervisor, self.blueprints, settings.subprocess)
@@ -137,7 +138,10 @@ class App:
         await self._supervisor.stop_all()
 
     async def close(self) -> None:
-        """Stops whatever is left and closes the store. What was not drained is found by the next boot."""
+        """Stops whatever is left and closes the store. What was not drained is found by the next boot. Twice is once."""
+        if self.closed:
+            return
+        self.closed = True
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)

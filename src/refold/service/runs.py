@@ -28,7 +28,7 @@ from refold.records import (
     parse_id,
 )
 from refold.service.blueprints import SubprocessMode
-from refold.store import Reader, Store, Tx
+from refold.store import Reader, Store, Tx, expanded
 
 Json = Any
 
@@ -63,14 +63,14 @@ class Runs:
     async def get(self, run_id: str) -> RunRecord:
         """Raises InvalidId, NotFound."""
         parse_id(run_id, "R")
-        return await self._store.read(lambda reader: find_run(reader, run_id))
+        return await self._store.read(lambda reader: whole(reader, find_run(reader, run_id)))
 
     async def page(self, limit: int, before: int | None = None, **equals: Json) -> list[RunRecord]:
         """The newest Runs first, those made before the integer key `before`."""
 
         def read(reader: Reader) -> list[RunRecord]:
             rows = reader.find(RunRecord, newest_first=True, **equals)
-            return [row for row in rows if before is None or row.n < before][:limit]
+            return [whole(reader, row) for row in rows if before is None or row.n < before][:limit]
 
         return await self._store.read(read)
 
@@ -207,8 +207,13 @@ class Runs:
         return Opening(turn_id=turn_id, command_id=turn_id, trigger="resume")
 
 
+def whole(reader: Reader, run: RunRecord) -> RunRecord:
+    """The record with its result, however long that is, in it."""
+    return msgspec.structs.replace(run, result_json=expanded(reader, run.result_json))
+
+
 def find_run(reader: Reader, run_id: str) -> RunRecord:
-    """The record of a Run; raises NotFound."""
+    """The record of a Run as it is stored; raises NotFound."""
     found = reader.find(RunRecord, run_id=run_id)
     if not found:
         raise NotFound(f"there is no run {run_id}", kind="run_not_found", run_id=run_id)

@@ -11,6 +11,8 @@ from refold.store.base import (
     Store,
     Tx,
     append_log,
+    expanded,
+    put_json,
     verify_replay,
 )
 from refold.store.lock import StoreLock
@@ -28,5 +30,7 @@ __all__ = [
     "StoreLock",
     "Tx",
     "append_log",
+    "expanded",
+    "put_json",
     "verify_replay",
 ]

@@ -41,6 +41,7 @@ from refold.records import (
     genesis,
     replay_hash,
     seal_log,
+    stored_json,
 )
 
 R = TypeVar("R", bound=Row)
@@ -256,3 +257,21 @@ def verify_replay(run: RunRecord, rows: Sequence[ReplayRow | DecisionRow | CutRo
             run_id=run.run_id,
             ordinal=ordinal,
         )
+
+
+def put_json(tx: Tx, text: str) -> str:
+    """Stores JSON text that is too long for a row beside it, once, and returns what the row holds."""
+    stored, digest = stored_json(text)
+    if digest is not None:
+        tx.put(ValueRow(digest=digest, body=text))
+    return stored
+
+
+def expanded(reader: Reader, stored: str | None) -> str | None:
+    """The JSON text that a row holds or names; raises StoreDamaged if what it names is gone."""
+    if stored is None or not stored.startswith("@"):
+        return stored
+    value = reader.get(ValueRow, stored[1:])
+    if value is None:
+        raise StoreDamaged(f"value {stored[1:]} is not stored", digest=stored[1:])
+    return value.body

@@ -12,8 +12,10 @@ from refold.engine.agents.base import Agent, Assignment, Cause, Definition, Grou
 from refold.engine.agents.builtin import BUILTINS, BuiltinAgent
 from refold.engine.agents.python import FunctionAgent
 from refold.engine.agents.subprocess import SubprocessAgent
+from refold.engine.agents.template import TemplateAgent
 from refold.engine.agents.wait import WaitAgent
 from refold.flowir import WAIT
+from refold.flowir.templates import template_of
 
 __all__ = ["Agent", "Assignment", "Cause", "Definition", "Groups", "Report", "Tools", "allowed", "performer"]
 
@@ -22,6 +24,16 @@ def performer(agent: Definition, tools: Tools) -> Agent:
     """The agent of a definition. One that cannot be performed here fails every attempt and says why."""
     make = KINDS.get(agent.kind)
     return make(agent, tools) if make else Unusable(f"agents of kind {agent.kind!r} cannot be performed by this server")
+
+
+def _subprocess(agent: Definition, tools: Tools) -> Agent:
+    named = agent.spec.get("template")
+    if named is None:
+        return SubprocessAgent(agent, tools)
+    body = tools.secrets.resolve(tools.templates.get(named)) if isinstance(named, str) else named
+    if body is None:
+        return Unusable(f"no template {named!r}: declare [subprocesses.{named}] in the server's config.toml")
+    return TemplateAgent(agent.spec, template_of(body), tools)
 
 
 def _python(agent: Definition, tools: Tools) -> Agent:
@@ -45,7 +57,7 @@ def _builtin(name: str, agent: Definition) -> Agent:
 
 
 KINDS: Final[Mapping[str, Callable[[Definition, Tools], Agent]]] = {
-    "subprocess": SubprocessAgent,
+    "subprocess": _subprocess,
     "python": _python,
     "rust_fn": _rust_fn,
     WAIT: WaitAgent,

@@ -62,6 +62,9 @@ class Assignment:
     agent: Definition
     ctx: dict[str, Json]
     emit: Callable[[str], Awaitable[None]] | None = None
+    work_dir: str | None = None
+    project_root: str | None = None
+    """The two folders that the launch named, if it did."""
     due_at: int | None = None
     """When a wait is over, in milliseconds since the epoch."""
 
@@ -109,6 +112,8 @@ class Tools:
     secrets: Secrets = field(default_factory=Secrets)
     app: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """The functions of the loaded app modules by their names, `module:function`."""
+    templates: Mapping[str, Json] = field(default_factory=dict)
+    """The subprocess templates that the server's configuration declares, by name."""
     environment: Mapping[str, str] = field(default_factory=lambda: allowed(os.environ))
     output_bytes: int = 64 * 1024 * 1024
     """An output that is larger fails the step."""

@@ -13,7 +13,7 @@ Not here: processes as such (`agents.process`), which programs a server runs at 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from refold.canonical import encode
 from refold.engine.agents.base import Assignment, Definition, Report, Tools
@@ -35,30 +35,47 @@ class SubprocessAgent:
 
     async def perform(self, work: Assignment) -> Report:
         """Runs the program to its end and reports what that means."""
-        tools = self._tools
-        try:
-            process = self._start(work)
-        except (OSError, ValueError) as error:
-            return Report(Failed(f"cannot start {self._spec['program']!r}: {_reason(error)}"))
-        try:
-            await process.finished(tools.drain_secs)
-        finally:
-            await process.stop(tools.grace_secs)
-        return _report(process, tools)
-
-    def _start(self, work: Assignment) -> Process:
-        spec, tools = self._spec, self._tools
-        argv, directive = [spec["program"], *spec.get("args", ())], encode(work.directive)
-        on_stdin = spec.get("use_stdin", True)
-        return Process(
+        spec, directive = self._spec, encode(work.directive)
+        argv, on_stdin = [spec["program"], *(spec.get("args") or ())], spec.get("use_stdin") is not False
+        return await run(
+            work,
+            self._tools,
             argv if on_stdin else [*argv, directive],
-            stdin=directive.encode() if on_stdin else None,
-            env={**tools.environment, **spec.get("env", {}), **_variables(work, tools.reaper.server_id)},
+            stdin=directive if on_stdin else None,
+            env=spec.get("env") or {},
             cwd=spec.get("cwd"),
+            read=printed,
+        )
+
+
+async def run(
+    work: Assignment,
+    tools: Tools,
+    argv: Sequence[str],
+    *,
+    stdin: str | None,
+    env: Mapping[str, str],
+    cwd: str | None,
+    read: Callable[[bytes], Report],
+) -> Report:
+    """Runs a program for an attempt, to its end; `read` says what its output means if it ended well."""
+    try:
+        process = Process(
+            argv,
+            stdin=None if stdin is None else stdin.encode(),
+            env={**tools.environment, **env, **_variables(work, tools.reaper.server_id)},
+            cwd=cwd,
             reaper=tools.reaper,
             output_bytes=tools.output_bytes,
             tail_bytes=tools.tail_bytes,
         )
+    except (OSError, ValueError) as error:
+        return Report(Failed(f"cannot start {argv[0]!r}: {_reason(error)}"))
+    try:
+        await process.finished(tools.drain_secs)
+    finally:
+        await process.stop(tools.grace_secs)
+    return _refusal(process, tools) or read(bytes(process.stdout))
 
 
 def _variables(work: Assignment, server_id: str) -> Mapping[str, str]:
@@ -76,11 +93,12 @@ def _variables(work: Assignment, server_id: str) -> Mapping[str, str]:
     }
 
 
-def _report(process: Process, tools: Tools) -> Report:
+def _refusal(process: Process, tools: Tools) -> Report | None:
+    """What a program that did not end well means; None for one that did."""
     if process.excessive:
         return Report(too_large(tools.output_bytes))
     if process.exit_code == 0:
-        return printed(bytes(process.stdout))
+        return None
     stdout, bad_stdout = decoded(tail(process.stdout, tools.tail_bytes))
     stderr, bad_stderr = decoded(tail(process.stderr, tools.tail_bytes))
     refusal: dict[str, Json] = {"exit_code": process.exit_code, "stdout": stdout, "stderr": stderr}
