@@ -135,6 +135,8 @@ class BlueprintRecord(Row, frozen=True, kw_only=True):
     version: str
     body_json: str
     created_at: int
+    archived_at: int | None = None
+    """Of the head: since when the id is archived. It takes no versions and no launches then; its Runs go on."""
 
 
 class TaskRecord(Row, frozen=True, kw_only=True):
@@ -150,6 +152,9 @@ class TaskRecord(Row, frozen=True, kw_only=True):
     status: str
     created_at: int
     updated_at: int
+    work_dir: str | None = None
+    project_root: str | None = None
+    """The folders that the launch named: every Run of the Task hands them to its agents."""
 
 
 class SessionRecord(Row, frozen=True, kw_only=True):

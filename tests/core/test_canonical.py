@@ -254,6 +254,7 @@ def test_the_edge_refuses_by_name(text, reason):
 def test_the_edge_accepts_up_to_its_limits():
     assert decode_strict("[" * 64 + "]" * 64)
     assert decode_strict("[" + "[]," * 100 + "[]]") == [[]] * 101  # many brackets are not many levels
+    assert decode_strict("[" * 63 + "[],{}" + "]" * 63)
     assert decode_strict('{"a":' * 64 + "1" + "}" * 64)
     assert decode_strict("1" * 64) == int("1" * 64)
     assert decode_strict(r'"\ud83d\ude00 \\ud800"') == "😀 \\ud800"

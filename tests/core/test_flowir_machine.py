@@ -347,7 +347,9 @@ def test_a_given_decision_starts_the_winning_lane_only(join):
     machine = machine_of(fanout([0, 1, 2], ASK, join), decisions={((), 0): 1})
     (asked,) = machine.start()
     assert asked.lane == ((0, 1),)
+    assert machine.confirmed == set()
     assert machine.complete(asked.ticket, Pass("x")) == []  # not decided again
+    assert machine.confirmed == {((), 0)}
     assert machine.result == Done({"r": {"i": 1, "got": "x"}})
 
 
@@ -430,6 +432,17 @@ def test_nothing_runs_while_paused_however_many_outcomes_come():
         machine.proceed()
         grants += 1
     assert grants == 11  # 1 + 21 + 20 + 1 + 958 = 1001 nodes entered
+
+
+def test_a_grant_that_nothing_waits_for_is_no_grant():
+    machine = machine_of(seq(step("a", 1, "$.x"), loop("$.n", True, seq(), 7)), slice=5, max_transitions=10)
+    (asked,) = machine.start()
+    for _ in range(3):
+        assert machine.proceed() == []
+    machine.complete(asked.ticket, Pass(1))
+    while machine.paused:
+        machine.proceed()
+    assert machine.result == Done({"x": 1, "n": 7})
 
 
 def test_a_lane_that_loops_does_not_starve_the_others():

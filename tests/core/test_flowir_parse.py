@@ -27,6 +27,7 @@ from refold.flowir import (
     parse_blueprint,
     parse_flow,
 )
+from refold.flowir.ir import steps_of
 
 A, ECHO = Path(("a",)), {"name": "echo", "kind": "python", "spec": {"fn": "builtin:echo"}}
 
@@ -141,6 +142,19 @@ def test_nodes_and_expressions_nest_64_deep_and_no_deeper():
     assert [kind for _, kind in faults_of(parse_flow, assign("$.a", unary("not", deep)))] == ["too_deep"]
 
 
+def test_the_steps_of_a_flow_come_in_the_order_of_its_text():
+    ask = [step(name, 1, "$.a") for name in "abcdefg"]
+    flow = seq(
+        branch("$.a", ask[0], ask[1]),
+        guard(ask[2], ask[3]),
+        loop("$.n", True, seq(ask[4]), 2),
+        fanout("$.a", ask[5], "all"),
+        assign("$.a", 1),
+        ask[6],
+    )
+    assert "".join(each.ref for each in steps_of(parse_flow(flow))) == "abcdefg"
+
+
 def test_unknown_words_come_with_a_suggestion():
     with pytest.raises(BlueprintInvalid) as caught:
         parse_flow(seq({"kind": "asign"}, {"kind": "step", "ref": "e", "in": lit(1), "oot": lit(1)}))
@@ -227,6 +241,14 @@ def test_a_blueprint_with_all_its_parts():
 def test_the_smallest_blueprint():
     came = parse_blueprint({"id": "b", "flow": seq()})
     assert (came.agents, came.metas, came.default_init_ctx, came.check_policy, came.extras) == ((), {}, None, None, {})
+
+
+def test_a_secret_may_stand_where_a_program_gets_text():
+    spec = {"program": "x", "args": [{"$secret": "S"}], "env": {"A": {"$secret": "S"}}}
+    agent = {"name": "sh", "kind": "subprocess", "spec": spec}
+    assert parse_blueprint(blueprint(agents=[agent])).agents[0].spec["args"] == [{"$secret": "S"}]
+    spec["env"]["A"] = {"$secret": ""}
+    assert faults_of(parse_blueprint, blueprint(agents=[agent])) == [("$.agents[0].spec.env.A.$secret", "bad_value")]
 
 
 def test_parameters_of_a_python_agent_are_the_authors_own():

@@ -37,7 +37,8 @@ from refold.flowir import (
     parse_flow,
     settle_hits,
 )
-from refold.records import DecisionRow, ReplayRow
+from refold.flowir.replay import uncut
+from refold.records import CutRow, DecisionRow, ReplayRow
 
 Json = Any
 Refuses = Callable[[Dispatch], Any]
@@ -307,6 +308,14 @@ def test_a_decision_retires_the_rows_of_losing_lanes_and_of_all_inside_them():
     assert live == ["root", "won", "won deep", "another fan-out"]
     assert live_rows(log.rows, []) == log.rows
     assert log.cursor().lookup(ReplayKey("lost", input_hash("lost", ((0, 0),)), 0)) == (False, None)
+
+
+def test_a_rerun_from_retires_the_rows_and_decisions_that_it_names():
+    log = log_of(("a", (), 1), ("b", (), 1), Decision((), 0, 1), ("c", (), 1), ("d", (), 1))
+    cut = CutRow(run=1, ordinal=6, generation=1, epoch=2, retired_json="[[2,3],[5,5]]", created_at=0)
+    assert [row.step_ref for row in uncut(log.rows, [cut])] == ["a", "c"]
+    assert uncut(log.decisions, [cut]) == []
+    assert uncut(log.rows, []) == log.rows
 
 
 # -- settling ---------------------------------------------------------------------------------------------------------

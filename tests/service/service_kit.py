@@ -23,6 +23,7 @@ from refold.engine.agents import Assignment, Report
 from refold.flowir import Pass
 from refold.records import RunRecord
 from refold.server.rpc import Peer, Rpc
+class PeerGone(Exception): pass
 from refold.service.app import App, Settings
 from refold.service.tasks import NewTask
 from refold.store import MemoryStore, Reader
@@ -245,10 +246,13 @@ class Refused(Exception):
 class Line:
     """One connection. `frames` is all it was sent, in order; while `slow` is set, nothing leaves the server."""
 
-    def __init__(self, app: App, rpc: Rpc | None = None) -> None:
+    def __init__(self, app: App, rpc: Rpc | None = None, *, initialized: bool = True) -> None:
         self.frames: list[Frame] = []
         self.ready = asyncio.Event()
         self.ready.set()
+        self._says_initialized = initialized
+        self._stuck = 0
+        self._gone = False
         self._moved = asyncio.Event()
         self._peer = Peer(rpc or Rpc(app, "/home"), self._take)
         self._ids = iter(range(1, 1_000_000))
@@ -256,7 +260,8 @@ class Line:
     async def __aenter__(self) -> Self:
         await self._peer.__aenter__()
         await self.call("initialize", clientInfo={"name": "tests", "version": "1"})
-        await self._peer.receive_frame(encode({"jsonrpc": "2.0", "method": "initialized"}))
+        if self._says_initialized:
+            await self.initialized()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -264,9 +269,28 @@ class Line:
         await self._peer.__aexit__()
 
     async def _take(self, frame: bytes) -> None:
-        await self.ready.wait()
-        self.frames.append(decode(frame))
+        self._stuck += 1
         self._moved.set()
+        await self.ready.wait()
+        self._stuck -= 1
+        if self._gone:
+            raise PeerGone
+        self.frames.append(decode(frame))
+
+    async def initialized(self) -> None:
+        """Says that the client listens."""
+        await self._peer.receive_frame(encode({"jsonrpc": "2.0", "method": "initialized"}))
+
+    def hang_up(self) -> None:
+        """The client is gone: whatever is sent from now on fails."""
+        self._gone = True
+
+    async def blocked(self) -> None:
+        """Waits until a frame of the server is stuck."""
+        async with asyncio.timeout(PATIENCE_SECS):
+            while not self._stuck:
+                self._moved.clear()
+                await self._moved.wait()
 
     async def call(self, method: str, **params: Json) -> Json:
         """The result of a call; raises Refused."""

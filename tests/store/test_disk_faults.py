@@ -87,11 +87,11 @@ async def test_a_fault_at_every_operation(
         failed = set(trial.failed)
         last = await trial.note()
         assert (last in trial.acknowledged) == (error is apsw.FullError or not failed), "works on, or is stopped"
-        disk.power_loss(path.parent / "lost")
+        disk.power_loss(path.parent, path.parent / "lost")
         await store.close()
         for found in (await _marks(path.parent / "lost" / path.name), await _marks(path)):
             assert trial.acknowledged <= found
-        if disk.hit.path.endswith("-wal") and disk.hit.kind == "write":
+        if disk.hit.path.name.endswith("-wal") and disk.hit.kind == "write":
             # A commit whose pages are all in the WAL may come back: when the sync failed nobody knows, and when the
             # checkpoint after it failed, it was done (apsw raises then what SQLite rightly ignores).
             assert not trial.failed & found

@@ -26,8 +26,9 @@ SIZES = (10, 300, 9_000, 40_000)
 class Cuts:
     """Cuts the power before every operation of a disk, and keeps what was acknowledged by then with each image."""
 
-    def __init__(self, disk: PowerVFS, directory: Path, luck: random.Random | None) -> None:
+    def __init__(self, disk: PowerVFS, store: Path, directory: Path, luck: random.Random | None) -> None:
         self.acknowledged = -1
+        self._store = store
         self.kinds: set[str] = set()
         self._disk = disk
         self._directory = directory
@@ -40,7 +41,7 @@ class Cuts:
         if self._luck is None and op.kind in ("write", "truncate"):
             return  # what is not synced does not survive: the image is the one before
         image = self._directory / str(len(self._images))
-        self._disk.power_loss(image, self._luck)
+        self._disk.power_loss(self._store.parent, image, self._luck)
         self._images.append((self.acknowledged, image))
 
     async def violations(self) -> list[str]:
@@ -77,7 +78,7 @@ async def _work(disk: PowerVFS, path: Path, cuts: Cuts) -> None:
         step = await store.read(lambda reader, stored=stored: next_step(reader, run.n, values=(stored,)))
         await store.commit(step)
         cuts.acknowledged = number + 1
-    cuts.cut(Op("end", ""))
+    cuts.cut(Op("end", path))
     disk.watch = lambda op: None
     await store.close()
 
@@ -90,7 +91,7 @@ def checkpoint(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
 async def test_nothing_acknowledged_is_lost(disk: PowerVFS, ram: Path, checkpoint: int, seed: int | None) -> None:
-    cuts = Cuts(disk, ram / "images", None if seed is None else random.Random(seed))
+    cuts = Cuts(disk, ram / "refold.db", ram / "images", None if seed is None else random.Random(seed))
     await _work(disk, ram / "refold.db", cuts)
     assert len(cuts) > (STEPS if seed is None else 150)
     assert ("truncate" in cuts.kinds) == (checkpoint == 8), "the variant does what its name says"
@@ -105,7 +106,7 @@ async def test_planted_a_weaker_synchronous_is_caught(
     monkeypatch.setattr(
         sqlite, "_configure", lambda connection: (configure(connection), connection.pragma("synchronous", level))
     )
-    cuts = Cuts(disk, ram / "images", None)
+    cuts = Cuts(disk, ram / "refold.db", ram / "images", None)
     await _work(disk, ram / "refold.db", cuts)
     assert f"lost: {STEPS} acknowledged" in "\n".join(await cuts.violations())
 

@@ -10,5 +10,5 @@ from refold.testing.conformance import StoreConformance
 
 class TestSqliteStore(StoreConformance):
     @pytest.fixture
-    def factory(self, tmp_path: Path) -> SqliteFactory:
-        return SqliteFactory(tmp_path / "refold.db")
+    def factory(self, ram: Path) -> SqliteFactory:
+        return SqliteFactory(ram / "refold.db")

@@ -7,11 +7,14 @@ goes to the file, read only, and says so.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+import structlog
 
 from refold.canonical import encode
 from refold.client.api import Api, Unreachable
@@ -56,6 +59,7 @@ def through(home: Home, config: Config, command: Callable[[Api], T]) -> T:
 
 
 async def _holding(home: Home, config: Config, command: Callable[[Api], T]) -> T:
+    prepare_process()
     from refold.server.host import hold  # the servers' libraries take longer to load than most commands to run
 
     async with hold(config, home) as host:
@@ -69,6 +73,21 @@ def database(home: Home, config: Config) -> Path | None:
         say(f"nobody holds {path}; reading it as it is")
         return path
     return None
+
+
+def prepare_process() -> None:
+    """Private files whatever the caller's umask, and logs as JSON lines on stderr."""
+    os.umask(0o077)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
 
 
 def say(text: str) -> None:

@@ -313,7 +313,9 @@ def _table(columns: tuple[str, ...], rows: list[list[Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*columns, box=None)
+    table = Table(box=None)
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column == "run")  # an id that is cut cannot be copied
     for row in rows:
         table.add_row(*map(str, row))
     Console().print(table)

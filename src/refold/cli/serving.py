@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import structlog
 from cyclopts import Parameter
 
-from refold.cli.doors import configured, holder, say
+from refold.cli.doors import configured, holder, prepare_process, say
 from refold.client.api import Api
 from refold.client.bridge import bridge
 from refold.errors import StoreHeld
@@ -70,7 +70,7 @@ def serve(
         sweep_period_secs=sweep_period_secs,
         auto_resume=auto_resume,
     )
-    _prepare_process()
+    prepare_process()
     asyncio.run(_serve(home, config))
     return 0
 
@@ -100,7 +100,7 @@ def msp(
         Whether Blueprints may name programs, where this process holds the store.
     """
     home, config = configured(store, ephemeral=ephemeral, subprocess=subprocess, bind="127.0.0.1:0")
-    _prepare_process()
+    prepare_process()
     while True:
         api = holder(home, config)
         try:
@@ -138,18 +138,3 @@ def _stop_signals() -> asyncio.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped)
     return stop
-
-
-def _prepare_process() -> None:
-    """Private files whatever the caller's umask, and logs as JSON lines on stderr."""
-    os.umask(0o077)
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

@@ -215,16 +215,26 @@ class Queue:
 
         A Run that only capacity holds back says so from then on.
         """
-        own = tx.find(RunRecord, session=session_n, status=RunStatus.PENDING, limit=1)
-        waiting = tx.find(RunRecord, status=RunStatus.PENDING, waiting_on="capacity")
-        for run in (*own, *waiting):
+        for run in tx.find(RunRecord, session=session_n, status=RunStatus.PENDING, limit=1):
+            if session_of(tx, run).active_run is None:
+                return self._launch(tx, run, at)
+        return self.launch_waiting(tx, at)
+
+    def launch_waiting(self, tx: Tx, at: int) -> RunRecord | None:
+        """Launches a Run that only capacity held back: its Session is idle, and not held; None if none may go.
+
+        What every end owes the others, also one that holds its own Session.
+        """
+        for run in tx.find(RunRecord, status=RunStatus.PENDING, waiting_on="capacity"):
             session = session_of(tx, run)
-            if session.active_run is not None or (session.held and session.n != session_n):
-                continue
-            if tx.count(RunRecord, status=RunStatus.RUNNING) < self._max_running:
-                return open_activation(tx, _completed(tx, run), Verb.LAUNCH, _queued_opening(run), at)
-            tx.update(RunRecord, (run.n,), waiting_on="capacity")
-            return None
+            if session.active_run is None and not session.held:
+                return self._launch(tx, run, at)
+        return None
+
+    def _launch(self, tx: Tx, run: RunRecord, at: int) -> RunRecord | None:
+        if tx.count(RunRecord, status=RunStatus.RUNNING) < self._max_running:
+            return open_activation(tx, _completed(tx, run), Verb.LAUNCH, _queued_opening(run), at)
+        tx.update(RunRecord, (run.n,), waiting_on="capacity")
         return None
 
 
@@ -287,7 +297,9 @@ def _completed(tx: Tx, run: RunRecord) -> RunRecord:
         return run
     session = session_of(tx, run)
     launch["init_ctx"] |= {"turn": session.launched + 1, "previous": _previous_ctx(tx, session.n)}
-    return msgspec.structs.replace(run, input_json=encode(launch))
+    input_json = encode(launch)
+    tx.update(RunRecord, (run.n,), input_json=input_json)  # a resume starts from the very same ctx
+    return msgspec.structs.replace(run, input_json=input_json)
 
 
 def _previous_ctx(tx: Tx, session_n: int) -> Json:

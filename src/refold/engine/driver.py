@@ -15,6 +15,7 @@ work (`agents`), whether a step is tried again (`retries`).
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -44,8 +45,8 @@ from refold.flowir import (
     ReplayCursor,
     settle_hits,
 )
-from refold.flowir.verdicts import violation
 from refold.flowir.snapshots import dispatch_ctx
+from refold.flowir.verdicts import violation
 from refold.records import AttemptRow, AttemptStatus, RunRecord
 from refold.store import Store
 
@@ -203,7 +204,7 @@ class Driver:
             if work.current.origin == 0:
                 return
         if work.task is not None:
-            work.task.cancel()
+            self._cancel(work.dispatch.ref, work.task)
             self._leaving.add(work.task)
         self._scribe.abandoned(work.current, work.status or AttemptStatus.CANCELLED)
 
@@ -266,11 +267,17 @@ class Driver:
         for work in self._works.values():
             if work.timer is not None:
                 work.timer.cancel()
+            if work.task is not None:
+                self._cancel(work.dispatch.ref, work.task)
         for opened in self._scribe.opened:
             self._give(opened.dispatch.ref)  # granted a slot, and never started
-        for task in tasks:
-            task.cancel()
         await asyncio.gather(*tasks, *self._leaving, return_exceptions=True)
+
+    def _cancel(self, ref: str, task: asyncio.Task[None]) -> None:
+        """Stops an attempt. One that has not begun never will, so it cannot give its slot back itself."""
+        if inspect.getcoroutinestate(task.get_coro()) == inspect.CORO_CREATED:
+            self._give(ref)
+        task.cancel()
 
     # -- what an attempt needs ----------------------------------------------------------------------------------------
 

@@ -110,25 +110,30 @@ class Supervisor:
             folders={name: launch.get(name) for name in FOLDERS},
         )
 
-    async def _interrupt(self, run: RunRecord, error: Exception) -> None:
+    async def _interrupt(self, run: RunRecord, error: Exception) -> RunRecord | None:
         log.error("driver_fell", run_id=run.run_id, error=repr(error), exc_info=error)
         at = self._clock.now_ms()
         result = {"error": f"the driver of this run ended without a result: {error}"}
 
-        def close(tx: Tx) -> None:
+        def close(tx: Tx) -> RunRecord | None:
             close_activation(tx, run, Verb.INTERRUPT, self.queue, at=at, result=result, reason="driver fell")
+            return self.queue.launch_waiting(tx, at)
 
         try:
-            await self._store.write(close)
+            return await self._store.write(close)
         except (Fenced, StoreError) as second:
             # The store itself is gone, or the Run is no longer ours: boot recovery and the sweep find what is left.
             log.error("driver_interrupt_not_written", run_id=run.run_id, error=repr(second))
+            return None
 
 
 class History(msgspec.Struct, frozen=True):
-    """What a Run has behind it: its live replay rows and decisions, all rows there ever were, and its attempts."""
+    """What a Run has behind it: its replay rows and decisions, and its attempts."""
 
     rows: list[ReplayRow]
+    """The live ones."""
+    uncut: list[ReplayRow]
+    """Those that no rerun-from has retired: beside the live ones, those of lanes that lost."""
     all_rows: list[ReplayRow]
     decisions: list[DecisionRow]
     attempts: list[AttemptRow]
@@ -144,5 +149,5 @@ def load_history(reader: Reader, run: RunRecord) -> History:
     rows = sorted(reader.find(ReplayRow, run=run.n), key=lambda row: row.ordinal)
     decisions, cuts = reader.find(DecisionRow, run=run.n), reader.find(CutRow, run=run.n)
     verify_replay(run, [*rows, *decisions, *cuts])
-    kept = uncut(decisions, cuts)
-    return History(live_rows(uncut(rows, cuts), kept), rows, kept, reader.find(AttemptRow, run=run.n))
+    kept, decided = uncut(rows, cuts), uncut(decisions, cuts)
+    return History(live_rows(kept, decided), kept, rows, decided, reader.find(AttemptRow, run=run.n))

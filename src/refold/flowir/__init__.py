@@ -1,6 +1,6 @@
 """flow.ir: what a flow is, what it means, and how it is run and replayed. Pure; see `machine` for the law."""
 
-from refold.flowir.dryrun import Plan, PlannedStep, Target, dry_replay, refusals
+from refold.flowir.dryrun import Plan, PlannedStep, Target, ambiguous, dry_replay, refusals
 from refold.flowir.fanout import JOINS
 from refold.flowir.ir import (
     AgentDef,
@@ -86,6 +86,7 @@ __all__ = [
     "Try",
     "Verdict",
     "Wait",
+    "ambiguous",
     "dry_replay",
     "input_hash",
     "live_rows",

@@ -16,12 +16,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from refold.canonical import decode
-from refold.flowir.ir import Blueprint
+from refold.flowir.fanout import JOINS
+from refold.flowir.ir import AgentDef, Blueprint, Branch, Fanout, Loop, Node, Seq, Try
 from refold.flowir.machine import FlowMachine
-from refold.flowir.messages import Blocked, Dispatch, Failed, Outcome, Pass, ReplayKey, Skip
-from refold.flowir.replay import lane_of, winners
+from refold.flowir.messages import Abandon, Blocked, Command, Dispatch, Failed, Outcome, Pass, ReplayKey, Skip
+from refold.flowir.replay import lane_of, live_rows, winners
 from refold.records import AttemptRow, AttemptStatus, DecisionRow, Lane, ReplayRow
 
 Json = Any
@@ -85,14 +87,43 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return spans
 
 
-def refusals(attempts: Iterable[AttemptRow]) -> dict[ReplayKey, Outcome]:
-    """The outcome of each step whose last attempt ended without a Pass. One that was cut off has no outcome."""
+class Refusal(msgspec.Struct, frozen=True):
+    """What a step was answered last, other than a Pass. Unless it is asked again, a resume has that answer anew."""
+
+    outcome: Outcome
+    asked_again: bool = True
+
+
+def refusals(
+    attempts: Iterable[AttemptRow], agents: Iterable[AgentDef] = (), generation: int | None = None
+) -> dict[ReplayKey, Refusal]:
+    """The refusal of each step whose last attempt did not pass.
+
+    A step that waits for its next try has none yet. One that was cut off has none either, unless its agent must not do
+    it twice: in the same `generation` a resume refuses it without asking.
+    """
+    named = {agent.name: agent for agent in agents}
     last = {ReplayKey(each.step_ref, each.input_hash, each.occurrence): each for each in attempts}
-    return {
-        key: _REFUSED[AttemptStatus(attempt.status)](decode(attempt.outcome_json))
-        for key, attempt in last.items()
-        if attempt.status is not None and attempt.outcome_json is not None
-    }
+    found = {key: _refusal(attempt, named.get(key.step_ref), generation) for key, attempt in last.items()}
+    return {key: refusal for key, refusal in found.items() if refusal is not None}
+
+
+def _refusal(attempt: AttemptRow, agent: AgentDef | None, generation: int | None) -> Refusal | None:
+    given_up = ambiguous(attempt, agent)
+    if given_up is not None:
+        return Refusal(given_up, asked_again=attempt.generation != generation)
+    if attempt.status is None or attempt.outcome_json is None or attempt.due_at is not None:
+        return None
+    return Refusal(_REFUSED[AttemptStatus(attempt.status)](decode(attempt.outcome_json)))
+
+
+def ambiguous(attempt: AttemptRow, agent: AgentDef | None) -> Failed | None:
+    """What a step is answered whose last attempt was cut off, if its agent must not do it twice; else None."""
+    if attempt.status is not None or agent is None or agent.on_ambiguous != "fail":
+        return None
+    return Failed(
+        f"attempt {attempt.attempt} was cut off by a crash, and on_ambiguous is fail: nobody knows what it did"
+    )
 
 
 def dry_replay(
@@ -100,11 +131,31 @@ def dry_replay(
     init_ctx: Json,
     rows: Iterable[ReplayRow],
     decisions: Iterable[DecisionRow],
-    refused: Mapping[ReplayKey, Outcome],
+    refused: Mapping[ReplayKey, Refusal],
     target: Target | None = None,
 ) -> Plan:
-    """Runs the flow on its live rows and decisions. Without a target it is the plan of a resume, which cuts nothing."""
-    return _DryRun(blueprint, init_ctx, list(rows), list(decisions), refused, target).plan()
+    """Runs the flow on its log. Without a target it is the plan of a resume, which cuts nothing.
+
+    A decision whose winning lane does not settle is up for decision again: then all its lanes run, also those whose
+    rows it had retired. So the flow is run anew without such decisions, until all that are left stand.
+
+    Args:
+        blueprint: what will be executed.
+        init_ctx: the initial flow ctx.
+        rows: the rows that no cut has retired, those that a decision retires among them.
+        decisions: the decisions that no cut has retired.
+        refused: see `refusals`.
+        target: what is run again.
+    """
+    rows, standing, dropped = list(rows), list(decisions), []
+    while True:
+        run = _DryRun(blueprint, init_ctx, live_rows(rows, standing), winners(standing), refused, target)
+        run.to_its_end()
+        undecided = run.undecided(live_rows(standing, standing)) if target else []
+        if not undecided:
+            return run.plan(tuple(dropped))
+        standing = [row for row in standing if row not in undecided]
+        dropped += undecided
 
 
 class _DryRun:
@@ -112,23 +163,24 @@ class _DryRun:
         self,
         blueprint: Blueprint,
         init_ctx: Json,
-        rows: list[ReplayRow],
-        decisions: list[DecisionRow],
-        refused: Mapping[ReplayKey, Outcome],
+        rows: Iterable[ReplayRow],
+        decisions: Mapping[tuple[Lane, int], int],
+        refused: Mapping[ReplayKey, Refusal],
         target: Target | None,
     ) -> None:
         self._rows = {ReplayKey(row.step_ref, row.input_hash, row.occurrence): row for row in rows}
-        self._decisions = decisions
         self._refused = refused
         self._target = target
-        self._machine = FlowMachine(blueprint.flow, init_ctx, metas=blueprint.metas, decisions=winners(decisions))
-        self._steps: list[PlannedStep] = []
+        flow = _all_lanes_at_once(blueprint.flow)
+        self._machine = FlowMachine(flow, init_ctx, metas=blueprint.metas, decisions=decisions)
+        self._steps: dict[int, PlannedStep] = {}
         self._kept: dict[ReplayKey, ReplayRow] = {}
-        self._tainted: list[Lane] = []
-        self._withheld: set[ReplayKey] = set()
-        self._stopped: list[str] = []
+        self._refusing: list[Lane] = []
+        self._ended: dict[int, str] = {}
+        self._withheld: dict[int, ReplayKey] = {}
 
-    def plan(self) -> Plan:
+    def to_its_end(self) -> None:
+        """Answers what it can until every lane has settled or ended."""
         queue = deque(self._machine.start())
         while queue or self._machine.paused:
             if not queue:
@@ -137,26 +189,32 @@ class _DryRun:
             command = queue.popleft()
             if isinstance(command, Dispatch):
                 queue.extend(self._answer(command))
+            elif isinstance(command, Abandon):
+                self._forget(command.ticket)
+
+    def undecided(self, decisions: Iterable[DecisionRow]) -> list[DecisionRow]:
+        """Those of the logged decisions whose winning lane has not settled."""
+        return [row for row in decisions if (lane_of(row), row.fork) not in self._machine.confirmed]
+
+    def plan(self, dropped_decisions: tuple[DecisionRow, ...]) -> Plan:
+        """What came of it. A rerun-from drops all live rows that were not consumed; a resume drops nothing."""
         gone = {key: row for key, row in self._rows.items() if key not in self._kept} if self._target else {}
+        listed = set(self._withheld.values())
         return Plan(
-            steps=(*self._steps, *(_cut(row) for key, row in gone.items() if key not in self._withheld)),
+            steps=(*self._steps.values(), *(_cut(row) for key, row in gone.items() if key not in listed)),
             kept=tuple(self._kept.values()),
             dropped=tuple(gone.values()),
-            dropped_decisions=tuple(row for row in self._decisions if self._target and not self._settled(row)),
+            dropped_decisions=dropped_decisions,
             withheld=len(self._withheld),
-            stopped_at=tuple(self._stopped),
+            stopped_at=tuple(self._ended.values()),
         )
 
-    def _settled(self, decision: DecisionRow) -> bool:
-        """Whether the winning lane of a logged decision settled here; one that did not is up for decision again."""
-        return (lane_of(decision), decision.fork) in self._machine.confirmed
-
-    def _answer(self, dispatch: Dispatch) -> list[Any]:
+    def _answer(self, dispatch: Dispatch) -> list[Command]:
         """Decides one dispatch; what the machine commands after its answer, nothing if it ends its lane."""
         key = dispatch.key
         if self._target is not None and self._target.matches(dispatch):
-            self._withheld.add(key)
-            return self._stop(dispatch, "the target")
+            self._withheld[dispatch.ticket] = key
+            return self._end(dispatch, "the target")
         row = self._rows.get(key)
         if row is not None:
             self._kept[key] = row
@@ -165,27 +223,60 @@ class _DryRun:
             return self._machine.complete(dispatch.ticket, Pass(decode(row.step_output_json)))
         refusal = self._refused.get(key)
         if refusal is None:
-            return self._stop(dispatch, "never finished")
-        self._note(dispatch, RUNS, "refused before, and is asked again")
-        self._tainted.append(dispatch.lane)
-        return self._machine.complete(dispatch.ticket, refusal)
+            return self._end(dispatch, "never finished")
+        if refusal.asked_again or self._target is not None:
+            self._note(dispatch, RUNS, "refused before, and is asked again")
+            self._refusing.append(dispatch.lane)
+        else:
+            self._note(dispatch, REPLAYED, "cut off by a crash, and must not be done twice: it fails")
+        return self._machine.complete(dispatch.ticket, refusal.outcome)
 
-    def _stop(self, dispatch: Dispatch, why: str) -> list[Any]:
+    def _end(self, dispatch: Dispatch, why: str) -> list[Command]:
         self._note(dispatch, RUNS, why)
-        self._stopped.append(dispatch.ref)
+        self._ended[dispatch.ticket] = dispatch.ref
         return []
+
+    def _forget(self, ticket: int) -> None:
+        """Takes back a step of a lane that has lost meanwhile: it will not run."""
+        if self._steps[ticket].plan == RUNS:
+            del self._steps[ticket]
+        self._ended.pop(ticket, None)
+        self._withheld.pop(ticket, None)
 
     def _note(self, dispatch: Dispatch, plan: str, why: str) -> None:
         key = dispatch.key
-        self._steps.append(PlannedStep(key.step_ref, key.occurrence, dispatch.lane, key.input_hash, plan, why))
+        step = PlannedStep(key.step_ref, key.occurrence, dispatch.lane, key.input_hash, plan, why)
+        self._steps[dispatch.ticket] = step
 
     def _follows_refusal(self, lane: Lane) -> bool:
         """Whether a refusal was answered in this lane, in one around it, or in one that it has joined."""
-        return any(lane[: len(other)] == other or other[: len(lane)] == lane for other in self._tainted)
+        return any(lane[: len(other)] == other or other[: len(lane)] == lane for other in self._refusing)
 
 
 def _cut(row: ReplayRow) -> PlannedStep:
     return PlannedStep(row.step_ref, row.occurrence, lane_of(row), row.input_hash, RUNS, "downstream of the target")
+
+
+def _all_lanes_at_once(node: Node) -> Node:
+    """The flow without the limits of fan-outs in which every lane runs to its end anyway.
+
+    With `concurrency` 1 a lane that is ended here would keep all later ones from being started, and their rows, which
+    depend on nothing in it, would be cut. In an `any` or `race` later lanes do depend on it: they start only if it does
+    not win.
+    """
+    match node:
+        case Seq(children):
+            return Seq(tuple(map(_all_lanes_at_once, children)))
+        case Branch(cond, then, otherwise):
+            return Branch(cond, _all_lanes_at_once(then), _all_lanes_at_once(otherwise))
+        case Try(body, catch):
+            return replace(node, body=_all_lanes_at_once(body), catch=_all_lanes_at_once(catch))
+        case Loop(body=body):
+            return replace(node, body=_all_lanes_at_once(body))
+        case Fanout(body=body, join=join):
+            concurrency = node.concurrency if JOINS[join].wins else None
+            return replace(node, body=_all_lanes_at_once(body), concurrency=concurrency)
+    return node
 
 
 _REFUSED: Mapping[AttemptStatus, Any] = {

@@ -60,8 +60,8 @@ def winners(decisions: Iterable[DecisionRow]) -> Decisions:
     return {(lane_of(row), row.fork): row.winner for row in decisions}
 
 
-def live_rows(rows: Iterable[ReplayRow], decisions: Iterable[DecisionRow]) -> list[ReplayRow]:
-    """Returns the rows that no decision has retired, in their order."""
+def live_rows(rows: Iterable[Logged], decisions: Iterable[DecisionRow]) -> list[Logged]:
+    """Returns the rows that no decision has retired, in their order. A decision in a lane that lost is retired as well."""
     won = winners(decisions)
     if not won:
         return list(rows)

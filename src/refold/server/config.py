@@ -21,7 +21,7 @@ from msgspec import Meta
 from refold.canonical import decode_strict, encode
 from refold.errors import ConfigInvalid, InvalidJson
 from refold.service.app import Settings
-from refold.service.blueprints import SubprocessMode
+from refold.service.programs import SubprocessMode
 
 TOKEN_BYTES: Final = 32
 

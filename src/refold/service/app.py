@@ -25,8 +25,10 @@ from refold.engine.supervisor import Supervisor
 from refold.engine.sweeps import SERVER_RESTART, SERVER_SHUTDOWN, StaleSweep, interrupt_running, report
 from refold.errors import RefoldError
 from refold.records import MetaRow, RunRecord, RunStatus
-from refold.service.blueprints import Blueprints, SubprocessMode
+from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger
+from refold.service.programs import Programs, SubprocessMode
+from refold.service.references import References
 from refold.service.reruns import Reruns
 from refold.service.runs import Runs
 from refold.service.sessions import Sessions
@@ -45,6 +47,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     default_blueprint: str | None = None
     history_budget_bytes: int = 4 * 1024 * 1024
     app: Mapping[str, Callable[..., Any]] = msgspec.field(default_factory=dict)
+    templates: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """The subprocess templates of the configuration, by name, as `flowir.templates` has read them."""
+    blueprint_roots: tuple[Path, ...] = ()
+    """The folders beneath which references in Blueprints are read; none of them: they are faults."""
     replay: bool = True
     """False: no replay rows are written, and no Run can be resumed."""
     secrets_file: Path | None = None
@@ -71,6 +77,7 @@ class App:
             reaper=reaper,
             clock=clock,
             app=settings.app,
+            templates=settings.templates,
             capacity=Capacity(settings.max_concurrent_steps, settings.max_subprocesses),
             secrets=Secrets(settings.secrets_file, plain_names=settings.subprocess == "any"),
         )
@@ -81,7 +88,13 @@ class App:
         self._sweeping: asyncio.Task[None] | None = None
         self.closed = False
         self.ledger = Ledger(store)
-        self.blueprints = Blueprints(store, clock, settings.default_blueprint)
+        self.blueprints = Blueprints(
+            store,
+            clock,
+            settings.default_blueprint,
+            references=References(settings.blueprint_roots),
+            programs=Programs(settings.subprocess, settings.templates),
+        )
         self.tasks = Tasks(store, clock, self._supervisor, self.blueprints, settings.subprocess)
         self.runs = Runs(store, clock, self._supervisor, settings.subprocess, replay=settings.replay)
         self.reruns = Reruns(store, clock, self._supervisor, self.blueprints, settings.subprocess)

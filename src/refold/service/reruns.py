@@ -17,7 +17,8 @@ from refold.errors import NotFound, Unprocessable
 from refold.flowir import Blueprint, Plan, Target, dry_replay, parse_blueprint, refusals, steps_of
 from refold.flowir.lifecycle import Verb, next_status, plan_resume
 from refold.records import RunRecord, TaskRecord, parse_id
-from refold.service.blueprints import Blueprints, Resolved, SubprocessMode, check_programs
+from refold.service.blueprints import Blueprints, Resolved
+from refold.service.programs import SubprocessMode
 from refold.service.runs import check_launch, find_run
 from refold.store import Reader, Store, Tx
 
@@ -140,7 +141,7 @@ class Reruns:
                 kind="no_head",
             )
         head = await self._blueprints.resolve({"kind": "id", "id": reference["id"]})
-        check_programs(head, launch["subprocess"])
+        self._blueprints.programs.check(head.blueprint, launch["subprocess"])
         return head
 
     async def _read(self, run_id: str) -> tuple[RunRecord, History]:
@@ -154,8 +155,8 @@ class Reruns:
 
 
 def _dry(run: RunRecord, history: History, blueprint: Blueprint, init_ctx: Json, target: Target | None) -> Plan:
-    refused = refusals(history.attempts)
-    return dry_replay(blueprint, init_ctx, history.rows, history.decisions, refused, target)
+    refused = refusals(history.attempts, blueprint.agents, run.generation)
+    return dry_replay(blueprint, init_ctx, history.uncut, history.decisions, refused, target)
 
 
 def _target(wanted: RerunFrom, blueprint: Blueprint, history: History) -> Target:

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from refold import view
-from refold.engine.activation import Opening, cancel_idle, close_activation, open_activation, snapshot
+from refold.canonical import decode
+from refold.engine.activation import Opening, cancel_idle, close_activation, open_activation
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor, load_history
-from refold.errors import Conflict, InvalidJson, NotFound, Unprocessable
-from refold.flowir import read_all
+from refold.errors import BlueprintInvalid, Conflict, InvalidJson, NotFound, Unprocessable
+from refold.flowir import parse_blueprint, read_all
 from refold.flowir.lifecycle import TERMINAL, Verb, plan_resume
 from refold.records import (
     ActivationRow,
@@ -27,7 +28,7 @@ from refold.records import (
     RunStatus,
     parse_id,
 )
-from refold.service.blueprints import SubprocessMode
+from refold.service.programs import SubprocessMode
 from refold.store import Reader, Store, Tx, expanded
 
 Json = Any
@@ -212,6 +213,22 @@ def whole(reader: Reader, run: RunRecord) -> RunRecord:
     return msgspec.structs.replace(run, result_json=expanded(reader, run.result_json))
 
 
+class _Pinned(msgspec.Struct):
+    """The Blueprint of a launch snapshot."""
+
+    id: str | None
+    version: str
+    value: Json
+
+
+class _Launch(msgspec.Struct):
+    """What a launch snapshot must hold so that a driver can go on from it."""
+
+    blueprint: _Pinned
+    init_ctx: Json
+    subprocess: SubprocessMode
+
+
 def find_run(reader: Reader, run_id: str) -> RunRecord:
     """The record of a Run as it is stored; raises NotFound."""
     found = reader.find(RunRecord, run_id=run_id)
@@ -226,14 +243,21 @@ def check_launch(run: RunRecord, subprocess: SubprocessMode) -> None:
     A Run that was accepted under `--subprocess any` goes on under `declared`: the permission was given at launch. `off`
     is an operator's emergency brake and stops it too.
     """
-    try:
-        launch = snapshot(run)
-        agents = launch["blueprint"]["value"].get("agents", [])
-    except (InvalidJson, KeyError, TypeError, AttributeError) as error:
+    if run.input_json is None:
         raise Unprocessable(
-            f"the launch input of run {run.run_id} cannot be decoded: {error!r}", kind="launch_input_undecodable"
+            f"run {run.run_id} has no recorded launch input, so nothing to run it from; kick its Task again",
+            kind="no_launch_input",
+            run_id=run.run_id,
+            status=run.status,
+        )
+    try:
+        launch = msgspec.convert(decode(run.input_json), _Launch)
+        blueprint = parse_blueprint(launch.blueprint.value)
+    except (InvalidJson, BlueprintInvalid, msgspec.ValidationError) as error:
+        raise Unprocessable(
+            f"the launch input of run {run.run_id} cannot be decoded: {error}", kind="launch_input_undecodable"
         ) from error
-    if subprocess == "off" and any(agent.get("kind") == "subprocess" for agent in agents):
+    if subprocess == "off" and any(agent.kind == "subprocess" for agent in blueprint.agents):
         raise Unprocessable(
             f"run {run.run_id} runs programs, and this server was started with --subprocess off",
             kind="program_not_allowed",

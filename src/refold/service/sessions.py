@@ -284,11 +284,13 @@ class Sessions:
     ) -> TurnAck:
         """Kicks the Session's Task with `text` as input. The turn id is the command id.
 
-        Raises NotFound, Conflict (not loaded), CommandRejected.
+        Raises NotFound, Conflict (not loaded, `blueprint_archived`), Unprocessable (a program that this server does
+        not allow), CommandRejected.
         """
         session = await self._find(session_id)
         self._require_loaded(session)
         resolved = await self._blueprints.resolve(await self._reference(session))
+        self._blueprints.programs.check(resolved.blueprint)
         opening = self._tasks.opening("turn/start", command_id, text)
         if display is not None:
             opening = msgspec.structs.replace(opening, display=display)

@@ -26,7 +26,8 @@ from refold.records import (
     genesis,
     parse_id,
 )
-from refold.service.blueprints import Blueprints, Resolved, SubprocessMode, check_programs
+from refold.service.blueprints import Blueprints, Resolved
+from refold.service.programs import SubprocessMode
 from refold.store import Reader, Store, Tx, append_log
 
 Json = Any
@@ -41,6 +42,8 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     session_id: str | None = None
     workspace_root: str | None = None
+    work_dir: str | None = None
+    project_root: str | None = None
     client: str = "http"
     command_id: str | None = None
     default_model: bool = False
@@ -79,8 +82,9 @@ class Tasks:
         InvalidRequest, Unprocessable: nothing is created then.
         """
         mode = subprocess or self._subprocess
+        new = msgspec.structs.replace(new, blueprint=self._blueprints.expanded(new.blueprint))
         resolved = await self._blueprints.resolve(new.blueprint)
-        check_programs(resolved, mode)
+        self._blueprints.programs.check(resolved.blueprint, mode)
         kick = Kick(opening=self.opening("http"))
 
         def create(tx: Tx) -> Kicked:
@@ -96,7 +100,7 @@ class Tasks:
         """
         task = await self.get(task_id)
         resolved = await self._blueprints.resolve(decode(task.blueprint_json))
-        check_programs(resolved, self._subprocess)
+        self._blueprints.programs.check(resolved.blueprint)
         kick = Kick(opening=self.opening("http"), override=override)
 
         def again(tx: Tx) -> Kicked:
@@ -125,6 +129,8 @@ class Tasks:
                 status=RunStatus.PENDING,
                 created_at=at,
                 updated_at=at,
+                work_dir=new.work_dir,
+                project_root=new.project_root,
             )
         )
         session = tx.insert(
@@ -173,6 +179,8 @@ class Tasks:
             "blueprint": resolved.snapshot(),
             "init_ctx": merged(resolved.blueprint.default_init_ctx, decode(task.init_ctx_json), kick.override),
             "subprocess": mode or self._subprocess,
+            "work_dir": task.work_dir,
+            "project_root": task.project_root,
             "kick": msgspec.to_builtins(opening),
         }
         run = tx.insert(

@@ -3,7 +3,7 @@
     with PowerVFS("power") as disk:
         store = SqliteStore.open(path, vfs=disk.name)
         ...
-        disk.power_loss(elsewhere)  # the files as they would be found after power had failed just now
+        disk.power_loss(path.parent, elsewhere)  # its files as they would be found after power had failed just now
         disk.fail_at(3, apsw.FullError)  # the third operation from now finds the disk full
 
 The model: a file is what was synced, plus operations that are on their way. Power loss keeps the former and of
@@ -37,7 +37,7 @@ class Op(NamedTuple):
     """One operation that changes a file: `write`, `truncate`, `sync` or `delete`."""
 
     kind: str
-    path: str
+    path: Path
 
 
 class _Change(NamedTuple):
@@ -99,8 +99,8 @@ class PowerVFS(apsw.VFS):
         self.counts: Counter[str] = Counter()
         self.watch: Callable[[Op], None] = lambda op: None
         self.hit: Op | None = None
-        self._files: dict[str, _Recorded] = {}
-        self._deleted: dict[str, _Recorded] = {}
+        self._files: dict[Path, _Recorded] = {}
+        self._deleted: dict[Path, _Recorded] = {}
         self._failing = range(0)
         self._error: type[apsw.Error] = apsw.IOError
         super().__init__(name, "")
@@ -123,34 +123,35 @@ class PowerVFS(apsw.VFS):
         """Fails nothing any more."""
         self._failing = range(0)
 
-    def power_loss(self, target: Path, luck: random.Random | None = None) -> None:
-        """Writes to the directory `target` the files as power loss at this moment would leave them.
+    def power_loss(self, source: Path, target: Path, luck: random.Random | None = None) -> None:
+        """Writes to the directory `target` the files of `source` as power loss at this moment would leave them.
 
         Without `luck` nothing survives that was not synced; with it, a random part.
         """
         target.mkdir(parents=True, exist_ok=True)
         back = {path: file for path, file in self._deleted.items() if luck is None or luck.random() < 0.5}
         for path, file in (back | self._files).items():
-            (target / Path(path).name).write_bytes(file.image(luck))
+            if path.parent == source:
+                (target / path.name).write_bytes(file.image(luck))
 
     def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
-        path = name.filename() if isinstance(name, apsw.URIFilename) else name
-        if path is None:
+        if name is None:
             return super().xOpen(name, flags)
+        path = Path(name.filename() if isinstance(name, apsw.URIFilename) else name)
         if path not in self._files:
-            found = Path(path)
-            self._files[path] = _Recorded(found.read_bytes() if found.exists() else b"")
+            self._files[path] = _Recorded(path.read_bytes() if path.exists() else b"")
         return _PowerFile(self, path, name, flags)
 
-    def xDelete(self, path: str, sync_directory: bool) -> None:
+    def xDelete(self, name: str, sync_directory: bool) -> None:
+        path = Path(name)
         self.begin("delete", path)
-        super().xDelete(path, sync_directory)
+        super().xDelete(name, sync_directory)
         if path in self._files:
             self._deleted[path] = self._files.pop(path)
         if sync_directory:
             self._deleted.clear()
 
-    def begin(self, kind: str, path: str) -> None:
+    def begin(self, kind: str, path: Path) -> None:
         """Takes note of an operation that is about to happen; raises if it is the one to fail."""
         op = Op(kind, path)
         self.watch(op)
@@ -159,11 +160,11 @@ class PowerVFS(apsw.VFS):
             self.hit = self.hit or op
             raise self._error(f"injected at a {kind}")
 
-    def changed(self, path: str, at: int, data: bytes | None) -> None:
+    def changed(self, path: Path, at: int, data: bytes | None) -> None:
         """Takes note of a write or a truncation that happened."""
         self._files[path].pending.append(_Change(at, data))
 
-    def synced(self, path: str) -> None:
+    def synced(self, path: Path) -> None:
         """Takes note of a sync that happened."""
         self._files[path].sync()
         self._deleted.clear()
@@ -172,7 +173,7 @@ class PowerVFS(apsw.VFS):
 class _PowerFile(apsw.VFSFile):
     """A file whose changes are reported to its PowerVFS."""
 
-    def __init__(self, disk: PowerVFS, path: str, name: Any, flags: list[int]) -> None:
+    def __init__(self, disk: PowerVFS, path: Path, name: Any, flags: list[int]) -> None:
         self._disk = disk
         self._path = path
         super().__init__("", name, flags)

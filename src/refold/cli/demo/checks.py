@@ -90,6 +90,7 @@ class Check(msgspec.Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
+        """Whether no fault was found."""
         return not self.faults
 
 

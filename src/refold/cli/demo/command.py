@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import quote_from_bytes
 
 from cyclopts import Parameter
@@ -30,9 +30,9 @@ Json = Any
 T = TypeVar("T")
 Flag = Annotated[bool, Parameter(negative=())]
 
-ACT_SECS = 120.0
+ACT_SECS: Final = 120.0
 """How long one act may take: to the kill, from the resume to the end."""
-PULSE_SECS = 0.02
+PULSE_SECS: Final = 0.02
 """How long to wait for frames before looking at the ledger again."""
 
 
@@ -163,7 +163,8 @@ class Act:
         deadline = time.monotonic() + ACT_SECS
         while not (found := reached()):
             if self.ended == turn or time.monotonic() > deadline:
-                raise DemoStuck(f"waited for {what}; the last turn that ended: {self._client.state.last_turn}")
+                last = self._client.state.last_turn
+                raise DemoStuck(f"{what} did not come; last turn: {last}; the server's log: {self._stage.log_tail()}")
             self._client.receive(PULSE_SECS)
             self._story.progress(self._stage.ledger())
         return found

@@ -93,7 +93,7 @@ class Stage:
         deadline = time.monotonic() + BOOT_SECS
         while self.home.server().get("pid") != self.pid:  # the file of a killed server stays, with another pid in it
             if self._server.poll() is not None or time.monotonic() > deadline:
-                raise DemoStuck(f"the server did not start; its log ends with:\n{self._log_tail()}")
+                raise DemoStuck(f"the server did not start; its log ends with:\n{self.log_tail()}")
             time.sleep(POLL_SECS)
         return Api(self.home.server()["url"], self.home.token(), timeout=BOOT_SECS)
 
@@ -129,7 +129,8 @@ class Stage:
         """What the steps have written so far."""
         return tuple(msgspec.convert(line, Entry) for line in steps.read_ledger(str(self.work)))
 
-    def _log_tail(self) -> str:
+    def log_tail(self) -> str:
+        """The end of the servers' log, for errors."""
         return self.log.read_text(errors="replace")[-LOG_TAIL:]
 
 

@@ -7,8 +7,8 @@
 | exits 0, and what it printed is no JSON, or a pointer leads nowhere | Failed |
 | exits otherwise, cannot be started, prints too much | as any program |
 
-It runs in the `cwd` of the runner, else of the template, else in the work_dir of the launch. The system prompt is passed
-on as it is written: it is no template itself. Source of the rule: mse 3.4.
+It runs in the `cwd` of the runner, else of the template, else in the work_dir of the launch. The system prompt is
+passed on as it is written: it is no template itself. Source of the rule: mse 3.4.
 Not here: what a template is, and how it is filled in (`flowir.templates`).
 """
 

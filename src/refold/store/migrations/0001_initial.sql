@@ -12,7 +12,8 @@ CREATE TABLE blueprint (
   blueprint_id TEXT NOT NULL,
   version      TEXT NOT NULL,
   body_json    TEXT NOT NULL,
-  created_at   INTEGER NOT NULL
+  created_at   INTEGER NOT NULL,
+  archived_at  INTEGER
 );
 CREATE INDEX blueprint_blueprint_id ON blueprint (blueprint_id);
 
@@ -26,7 +27,9 @@ CREATE TABLE task (
   labels_json    TEXT NOT NULL,
   status         TEXT NOT NULL,
   created_at     INTEGER NOT NULL,
-  updated_at     INTEGER NOT NULL
+  updated_at     INTEGER NOT NULL,
+  work_dir       TEXT,
+  project_root   TEXT
 );
 
 CREATE TABLE session (

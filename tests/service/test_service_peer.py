@@ -1,0 +1,129 @@
+"""Connections: what a client is sent while it resumes, moves its subscription, reads slowly, or goes away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+from service_kit import PATIENCE_SECS, Crew, Frame, House, Line, cursor_of, flow, path, step
+
+from refold.server.rpc import Rpc
+from refold.service.app import App
+
+pytestmark = pytest.mark.anyio
+
+LONG = flow(*(step("s", n, f"$.s{n}") for n in range(20)), id="long")
+
+
+@pytest.fixture
+async def app(house: House, crew: Crew) -> AsyncIterator[App]:
+    app = await house.open()
+    for blueprint in (LONG, flow(step("s", path("$.input"), "$.output"), id="short")):
+        await app.blueprints.add(blueprint)
+    yield app
+
+
+def gaps(frames: list[Frame]) -> list[Frame]:
+    """The events that do not follow the one before them."""
+    return [
+        frame
+        for before, frame in zip(frames, frames[1:], strict=False)
+        if frame["params"]["prevCursor"] != cursor_of(before)
+    ]
+
+
+async def test_resuming_all_the_time_takes_no_event_away_and_repeats_none(app: App, crew: Crew) -> None:
+    async with Line(app) as line, Line(app) as writer:
+        session = await writer.start("long")
+        await line.resume(session)
+        for _ in range(5):
+            turn = (await writer.turn(session))["turnId"]
+            while not any(frame.get("method") == "turn/completed" for frame in line.pushed(session)[-1:]):
+                mark = len(line.frames)
+                answer = await line.resume(session)
+                covered = [frame for frame in line.frames[:-1] if "method" in frame and "sourceRange" in frame["params"]]
+                assert not covered or cursor_of(covered[-1]) == answer["viewCursor"], "the answer comes after all it covers"
+                assert len(line.frames) > mark
+            await line.turn_ended(turn)
+        await writer.turn_ended(turn)
+        page = await line.page(session)
+        assert gaps(line.pushed(session)) == []
+        assert line.pushed(session) == page[-len(line.pushed(session)) :]
+        assert len(line.pushed(session)) >= 200
+
+
+async def test_a_reader_that_resumes_while_its_frames_are_stuck_loses_none(app: App, crew: Crew) -> None:
+    async with Line(app) as line, Line(app) as writer:
+        session = await writer.start("long")
+        await line.resume(session)
+        line.ready.clear()
+        turn = (await writer.turn(session))["turnId"]
+        await writer.turn_ended(turn)
+        again = asyncio.create_task(line.resume(session))
+        await line.blocked()
+        line.ready.set()
+        answer = await asyncio.wait_for(again, PATIENCE_SECS)
+        await line.turn_ended(turn)
+        assert gaps(line.pushed(session)) == []
+        assert cursor_of(line.pushed(session)[-1]) == answer["viewCursor"]
+        turn = (await writer.turn(session))["turnId"]
+        await line.turn_ended(turn)
+        page = await line.page(session)
+        assert line.pushed(session) == page[-len(line.pushed(session)) :]
+
+
+async def test_a_resume_at_an_older_cursor_delivers_again_from_there(app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        session = await line.start("short")
+        turn = (await line.turn(session))["turnId"]
+        await line.turn_ended(turn)
+        page = await line.page(session)
+        for cut, frame in enumerate(page):
+            mark = len(line.frames)
+            answer = await line.resume(session, cursor=cursor_of(frame))
+            assert answer["history"]["noneReason"] == "cursorSuffix"
+            if cut + 1 < len(page):
+                await line.until(lambda last: last.get("method") == page[-1]["method"], mark)
+            assert line.pushed(session, mark) == page[cut + 1 :]
+
+
+async def test_unsubscribed_is_silent(app: App, crew: Crew) -> None:
+    async with Line(app) as line, Line(app) as other:
+        session = await line.start("short")
+        await other.resume(session)
+        await line.call("view/unsubscribe", sessionId=session)
+        mark = len(line.frames)
+        turn = (await line.turn(session))["turnId"]
+        await other.turn_ended(turn)
+        assert line.pushed(session, mark) == []
+        await line.call("view/subscribe", sessionId=session, after=(await line.page(session))[1]["params"]["viewCursor"])
+        await line.turn_ended(turn, mark)
+
+
+async def test_a_peer_that_went_away_harms_nobody(app: App, crew: Crew) -> None:
+    rpc = Rpc(app, "/home")
+    async with Line(app, rpc) as stays:
+        gone = Line(app, rpc)
+        await gone.__aenter__()
+        session = await stays.start("short")
+        await gone.resume(session)
+        gone.hang_up()
+        turn = (await stays.turn(session))["turnId"]
+        await stays.turn_ended(turn)
+        await stays.start("short")  # told to everybody
+        await gone.__aexit__()
+
+
+async def test_a_peer_that_never_says_initialized_harms_nobody(app: App, crew: Crew) -> None:
+    rpc = Rpc(app, "/home")
+    async with Line(app, rpc) as stays, Line(app, rpc, initialized=False) as mute:
+        session = await stays.start("short")
+        await mute.resume(session)
+        for _ in range(3):
+            turn = (await stays.turn(session))["turnId"]
+            await stays.turn_ended(turn)
+        assert mute.pushed(session) == []
+        await mute.initialized()
+        await mute.turn_ended(turn)
+        assert gaps(mute.pushed(session)) == []
