@@ -22,8 +22,7 @@ from refold.canonical import decode, encode
 from refold.engine.agents import Assignment, Report
 from refold.flowir import Pass
 from refold.records import RunRecord
-from refold.server.rpc import Peer, Rpc
-class PeerGone(Exception): pass
+from refold.server.rpc import Peer, PeerGone, Rpc
 from refold.service.app import App, Settings
 from refold.service.tasks import NewTask
 from refold.store import MemoryStore, Reader
@@ -248,6 +247,8 @@ class Line:
 
     def __init__(self, app: App, rpc: Rpc | None = None, *, initialized: bool = True) -> None:
         self.frames: list[Frame] = []
+        self.answered = -1
+        """Where in `frames` the answer to the last call is."""
         self.ready = asyncio.Event()
         self.ready.set()
         self._says_initialized = initialized
@@ -296,7 +297,8 @@ class Line:
         """The result of a call; raises Refused."""
         request = next(self._ids)
         await self._peer.receive_frame(encode({"jsonrpc": "2.0", "id": request, "method": method, "params": params}))
-        said = next(frame for frame in reversed(self.frames) if frame.get("id") == request)
+        self.answered = max(at for at, frame in enumerate(self.frames) if frame.get("id") == request)
+        said = self.frames[self.answered]
         if "error" in said:
             raise Refused(said["error"])
         return said["result"]
@@ -345,11 +347,11 @@ class Line:
         )
         return end["params"]
 
-    def pushed(self, session_id: str, since: int = 0) -> list[Frame]:
+    def pushed(self, session_id: str, since: int = 0, until: int | None = None) -> list[Frame]:
         """The durable events that were pushed, as pages show them."""
         return [
             {"method": frame["method"], "params": frame["params"]}
-            for frame in self.frames[since:]
+            for frame in self.frames[since:until]
             if "id" not in frame and frame["params"].get("sessionId") == session_id and "sourceRange" in frame["params"]
         ]
 

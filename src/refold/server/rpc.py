@@ -22,6 +22,7 @@ from refold.protocol import Call, Connection, HostInfo
 from refold.records import SessionRecord
 from refold.service.app import App
 from refold.service.sessions import Served, SessionInfo
+from refold.session import Frames, Subscription
 from refold.view import Position, Preference, rfc3339
 
 Json = Any
@@ -31,11 +32,15 @@ Send = Callable[[bytes], Awaitable[None]]
 LIST_LIMIT: Final = 50
 
 
+class PeerGone(Exception):
+    """What a transport's `send` raises when nobody is at the other end any more."""
+
+
 class Answer(msgspec.Struct, frozen=True):
-    """What a handler answers, and what begins once it is sent."""
+    """What a handler answers, and after which position of which Session the connection is subscribed from then on."""
 
     result: Mapping[str, Json]
-    then: Callable[[], None] | None = None
+    follow: tuple[SessionRecord, Position] | None = None
 
 
 class Rpc:
@@ -68,8 +73,7 @@ class Rpc:
     def broadcast(self, method: str, params: Json) -> None:
         """Tells every connection. Nobody waits for a slow one."""
         for peer in self._peers:
-            peer.notify(method, params)
-            task = asyncio.create_task(peer.flush())
+            task = asyncio.create_task(peer.tell(method, params))
             self._flushes.add(task)
             task.add_done_callback(self._flushes.discard)
 
@@ -103,7 +107,8 @@ class Peer:
         self._send = send
         self._connection = Connection(rpc.host, HANDLERS, rpc.next_id)
         self._sending = asyncio.Lock()
-        self._pumps: dict[int, asyncio.Task[None]] = {}
+        self._subscriptions: dict[int, Subscription] = {}
+        self._pumps: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         self._rpc.join(self)
@@ -111,24 +116,34 @@ class Peer:
 
     async def __aexit__(self, *_: object) -> None:
         self._rpc.leave(self)
-        for session_n in list(self._pumps):
+        for session_n in list(self._subscriptions):
             self._unsubscribe(session_n)
+        for pump in self._pumps:
+            pump.cancel()
+        await asyncio.gather(*self._pumps, return_exceptions=True)
 
     async def receive_data(self, data: bytes) -> None:
-        """Takes bytes of a stream and returns once all calls in them are answered."""
+        """Takes bytes of a stream and returns once all calls in them are answered. Raises PeerGone."""
         self._connection.receive_data(data)
         await self._serve()
 
     async def receive_frame(self, frame: str | bytes) -> None:
-        """Takes one whole frame and returns once it is answered."""
+        """Takes one whole frame and returns once it is answered. Raises PeerGone."""
         self._connection.receive_frame(frame)
         await self._serve()
 
-    def notify(self, method: str, params: Json) -> None:
-        """Leaves a notification to send with the next flush."""
+    async def tell(self, method: str, params: Json) -> None:
+        """Sends a notification that the peer has not asked for. One that it cannot take is its own loss."""
+        try:
+            self._notify(method, params)
+            await self._flush()
+        except (PeerGone, RefoldError) as error:
+            log.info("peer_not_told", method=method, reason=str(error))
+
+    def _notify(self, method: str, params: Json) -> None:
         self._connection.notify(method, params, self._app.clock.now_ms())
 
-    async def flush(self) -> None:
+    async def _flush(self) -> None:
         """Sends what is there, in order. Whoever calls waits for a slow reader; nobody else does."""
         async with self._sending:
             for frame in self._connection.data_to_send():
@@ -138,7 +153,8 @@ class Peer:
         for event in self._connection.events():
             if isinstance(event, Call):
                 await self._answer(event)
-        await self.flush()
+            await asyncio.sleep(0)  # a peer that asks without pause must not keep the others waiting
+        await self._flush()
 
     async def _answer(self, call: Call) -> None:
         try:
@@ -149,31 +165,55 @@ class Peer:
             log.error("call_failed", method=call.method, error=repr(error), exc_info=error)
             self._connection.fail(call, RefoldError("unexpected"))
         else:
+            if answer.follow is not None:
+                await self._retire(*answer.follow)
             self._connection.reply(call, answer.result)
-            await self.flush()
-            if answer.then is not None:
-                answer.then()
+            await self._flush()
+            if answer.follow is not None:
+                self._subscribe(*answer.follow)
 
     # -- subscriptions ------------------------------------------------------------------------------------------------
 
     def _subscribe(self, session: SessionRecord, after: Position) -> None:
-        """Starts, or moves, this connection's one subscription of the Session."""
-        self._unsubscribe(session.n)
-        self._pumps[session.n] = asyncio.create_task(self._pump(session, after))
+        """Starts this connection's one subscription of the Session."""
+        subscription = self._subscriptions[session.n] = self._app.sessions.subscription(session, after)
+        pump = asyncio.create_task(self._pump(subscription))
+        self._pumps.add(pump)
+        pump.add_done_callback(self._pumps.discard)
 
-    def _unsubscribe(self, session_n: int) -> None:
-        pump = self._pumps.pop(session_n, None)
-        if pump is not None:
-            pump.cancel()
+    def _unsubscribe(self, session_n: int) -> Subscription | None:
+        """Ends the subscription of a Session. It is closed, not cancelled: frames that it handed out are on their way,
+        together with others', and a cancelled send would take them all away."""
+        subscription = self._subscriptions.pop(session_n, None)
+        if subscription is not None:
+            subscription.close()
+        return subscription
 
-    async def _pump(self, session: SessionRecord, after: Position) -> None:
+    async def _retire(self, session: SessionRecord, after: Position) -> None:
+        """Makes room for a subscription after `after`: the one before it delivers up to there, and ends.
+
+        Otherwise what is appended while a resume is answered would be in the answer only, and whoever still folds this
+        connection's events had a hole in them.
+        """
+        subscription = self._unsubscribe(session.n)
+        if subscription is not None:
+            async for batch in subscription.rest(after):
+                await self._deliver(batch)
+
+    async def _pump(self, subscription: Subscription) -> None:
         try:
-            async for batch in self._app.sessions.subscription(session, after).frames():
-                for _, frame in batch:
-                    self.notify(frame["method"], frame["params"])
-                await self.flush()
+            async for batch in subscription.frames():
+                await self._deliver(batch)
+        except PeerGone:
+            subscription.close()
         except Exception as error:
-            log.error("subscription_ended", session_id=session.session_id, error=repr(error), exc_info=error)
+            subscription.close()
+            log.error("subscription_ended", error=repr(error), exc_info=error)
+
+    async def _deliver(self, batch: Frames) -> None:
+        for _, frame in batch:
+            self._notify(frame["method"], frame["params"])
+        await self._flush()
 
     # -- handlers -----------------------------------------------------------------------------------------------------
 
@@ -189,7 +229,7 @@ class Peer:
         )
         session = self._rpc.session(info)
         self._rpc.broadcast("session/started", {"session": session})
-        return Answer({"session": session, "viewCursor": cursor}, lambda: self._subscribe(info.session, position))
+        return Answer({"session": session, "viewCursor": cursor}, (info.session, position))
 
     async def session_resume(self, params: Json) -> Answer:
         served = await self._app.sessions.resume(
@@ -200,7 +240,7 @@ class Peer:
             preference=params.get("history", Preference.AUTO),
             exclude_items=params.get("excludeItems", False),
         )
-        return Answer(self._served(served), lambda: self._subscribe(served.info.session, served.after))
+        return Answer(self._served(served), (served.info.session, served.after))
 
     async def session_read(self, params: Json) -> Answer:
         exclude = params.get("excludeItems", True)
@@ -219,7 +259,7 @@ class Peer:
 
     async def view_subscribe(self, params: Json) -> Answer:
         session, position, head = await self._app.sessions.subscribe(params["sessionId"], params.get("after"))
-        return Answer({"viewCursor": head}, lambda: self._subscribe(session, position))
+        return Answer({"viewCursor": head}, (session, position))
 
     async def view_unsubscribe(self, params: Json) -> Answer:
         served = await self._app.sessions.read(params["sessionId"], exclude_items=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 from collections.abc import Awaitable, Callable
 
-from refold.server.rpc import Peer, Rpc
+from refold.server.rpc import Peer, PeerGone, Rpc
 
 CHUNK = 64 * 1024
 
@@ -15,9 +16,17 @@ CHUNK = 64 * 1024
 async def serve_stdio(rpc: Rpc) -> None:
     """Speaks until stdin ends. Stdout carries frames only; a reader that is slow makes us wait, never drop."""
     write = await writer(sys.stdout.fileno())
-    async with Peer(rpc, write) as peer:
-        async for data in chunks(sys.stdin.fileno()):
-            await peer.receive_data(data)
+
+    async def send(frame: bytes) -> None:
+        try:
+            await write(frame)
+        except OSError as error:
+            raise PeerGone from error
+
+    async with Peer(rpc, send) as peer:
+        with contextlib.suppress(PeerGone):  # nobody reads our stdout any more
+            async for data in chunks(sys.stdin.fileno()):
+                await peer.receive_data(data)
 
 
 async def chunks(fd: int):  # type: ignore[no-untyped-def]  # an async generator of bytes

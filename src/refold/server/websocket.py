@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from refold.server.guard import BEARER_PROTOCOL
-from refold.server.rpc import Peer, Rpc
+from refold.server.rpc import Peer, PeerGone, Rpc
 
 
 def endpoint(rpc: Rpc) -> Callable[[WebSocket], Awaitable[None]]:
@@ -18,16 +19,14 @@ def endpoint(rpc: Rpc) -> Callable[[WebSocket], Awaitable[None]]:
         await socket.accept(next((name for name in offered if name.startswith(BEARER_PROTOCOL)), None))
 
         async def send(frame: bytes) -> None:
-            await socket.send_text(frame.rstrip(b"\n").decode())
+            try:
+                await socket.send_text(frame.rstrip(b"\n").decode())
+            except (WebSocketDisconnect, RuntimeError) as error:  # RuntimeError: it was closed before
+                raise PeerGone from error
 
         async with Peer(rpc, send) as peer:
-            try:
-                while True:
-                    message = await socket.receive()
-                    if message["type"] == "websocket.disconnect":
-                        return
+            with contextlib.suppress(PeerGone):  # in the middle of our answer
+                while (message := await socket.receive())["type"] != "websocket.disconnect":
                     await peer.receive_frame(message.get("text") or message.get("bytes") or b"")
-            except (WebSocketDisconnect, RuntimeError):
-                return  # the peer went away in the middle of our answer
 
     return serve
