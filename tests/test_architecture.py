@@ -57,6 +57,7 @@ HOMES = {
     "websockets": {"client"},
     "cyclopts": {"cli"},
     "rich": {"cli"},
+    "yaml": {"service"},
     "uuid_utils": {"engine", "client"},
     "refold.protocol": {"server", "client", "protocol", "testing"},
 }

@@ -65,6 +65,15 @@ class RunStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
+class RequestStatus(StrEnum):
+    """How a request stands. Only an open one can be settled; it is settled once."""
+
+    OPEN = "open"
+    RESOLVED = "resolved"
+    EXPIRED = "expired"
+    VOIDED = "voided"
+
+
 class AttemptStatus(StrEnum):
     """How an attempt ended. An attempt without a status was cut off by a crash, or runs at this moment."""
 
@@ -92,6 +101,10 @@ class LogType(StrEnum):
     STEP_RETRIED = "step.retried"
     STEP_REATTEMPTED = "step.reattempted"
     STEP_COMPLETED = "step.completed"
+    APPROVAL_OPENED = "approval.opened"
+    APPROVAL_RESOLVED = "approval.resolved"
+    INPUT_OPENED = "input.opened"
+    INPUT_SETTLED = "input.settled"
 
 
 FRAMES: Final[Mapping[str, int]] = {
@@ -108,6 +121,10 @@ FRAMES: Final[Mapping[str, int]] = {
     LogType.STEP_RETRIED: 1,  # an attempt ended, the next one is scheduled: turn/retryScheduled
     LogType.STEP_REATTEMPTED: 0,  # the next attempt begins; the item is open all the while
     LogType.STEP_COMPLETED: 1,  # toolCall closed
+    LogType.APPROVAL_OPENED: 2,  # toolCall opened, approval/requested
+    LogType.APPROVAL_RESOLVED: 1,
+    LogType.INPUT_OPENED: 2,  # toolCall opened, userInput/requested
+    LogType.INPUT_SETTLED: 1,
 }
 
 
@@ -210,6 +227,8 @@ class RunRecord(Row, frozen=True, kw_only=True):
     rows: int
     chain: bytes
     labels_json: str
+    resume_wanted: bool = False
+    """A decision came while the Session was busy: the Run resumes, before any pending kick, when it falls idle."""
     created_at: int
     updated_at: int
     started_at: int | None
@@ -309,6 +328,50 @@ class CutRow(Row, frozen=True, kw_only=True):
     retired_json: str
     created_at: int
     hash: bytes = b""
+
+
+class RequestRow(Row, frozen=True, kw_only=True):
+    """A pending approval or user input: one durable record, settled once, by whoever answers first (design §8).
+
+    Its identity is (run, generation, step_ref, input_hash, occurrence, source, digest, nth): a resume that comes to the
+    same question finds it, so nobody is asked twice. It is bound to the digest of the canonical action that is shown.
+    """
+
+    n: int = 0
+    request_id: str
+    kind: str
+    """`approval` or `input`."""
+    source: str
+    """Why it is asked: `node`, `policy`, `agent`, `budget` or `ambiguous`."""
+    run: int
+    run_id: str
+    task_id: str
+    session: int
+    session_id: str
+    generation: int
+    step_id: str
+    step_ref: str
+    input_hash: str
+    occurrence: int
+    lane_json: str
+    nth: int
+    turn_id: str
+    title: str
+    action_json: str
+    digest: str
+    choices_json: str
+    questions_json: str
+    status: str
+    opened: int
+    """The Session seq of the record that opened it. The store fills it in at commit."""
+    opened_at: int
+    expires_at: int | None
+    settled: int | None
+    """The Session seq of the record that settled it."""
+    settled_at: int | None
+    resolution_json: str | None
+    consumed: bool = False
+    """Whether the flow has gone on from the answer. Until then a resume goes on from it, in the same item."""
 
 
 class CommandRow(Row, frozen=True, kw_only=True):

@@ -9,8 +9,6 @@ import pytest
 import structlog
 from service_kit import Crew, House
 
-from refold.engine import agents as kinds
-
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet() -> Iterator[None]:
@@ -31,11 +29,11 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-def crew(monkeypatch: pytest.MonkeyPatch) -> Crew:
+def crew() -> Iterator[Crew]:
     """Agents under the test's thumb, in the place of all Python agents."""
     crew = Crew()
-    monkeypatch.setitem(kinds.KINDS, "python", lambda agent, tools: crew)
-    return crew
+    with crew.as_python():
+        yield crew
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, Self
@@ -19,7 +20,7 @@ from unittest import mock
 import uuid_utils
 
 from refold.canonical import decode, encode
-from refold.engine.agents import Assignment, Report
+from refold.engine.agents import KINDS, Assignment, Report
 from refold.flowir import Pass
 from refold.records import RunRecord
 from refold.server.rpc import Peer, PeerGone, Rpc
@@ -103,6 +104,10 @@ class Crew:
         report = self.acts.get(work.step_ref, answer)(work)
         return report if isinstance(report, Report) else await report
 
+    def as_python(self) -> contextlib.AbstractContextManager[object]:
+        """Puts the crew in the place of all Python agents."""
+        return mock.patch.dict(KINDS, python=lambda agent, tools: self)
+
     def hold(self, *names: str) -> None:
         """From now on steps of these names wait for `free`."""
         self._gates |= {name: asyncio.Event() for name in names}
@@ -170,6 +175,10 @@ class House:
             mock.patch("refold.service.app.MemoryStore", lambda: MemoryStore(self._tables)),
         ):
             yield self
+
+    def copy_of(self, other: House) -> None:
+        """Takes what another house in memory has at this moment, as a copied file would."""
+        self._tables = copy.deepcopy(other._tables)
 
     async def open(self, **settings: Any) -> App:
         """Boots: opens the store, recovers, accepts."""

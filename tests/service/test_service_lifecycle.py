@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from service_kit import Crew, House, answer, ended, everything, faults, flow, launch, step
 
-from refold.engine import agents as kinds
 from refold.engine.agents import Assignment, Report
 from refold.errors import Conflict, NotInterrupted, SessionBusy
 from refold.flowir import Failed
@@ -192,7 +191,7 @@ async def play(verbs: list[tuple[str, int]], story: Story) -> None:
 def a_story() -> Iterator[Story]:
     """A story in memory, for a property: its own crew, no processes."""
     crew = Crew()
-    with mock.patch.dict(kinds.KINDS, python=lambda agent, tools: crew), House().without_processes() as house:
+    with crew.as_python(), House().without_processes() as house:
         yield Story(house, crew)
 
 

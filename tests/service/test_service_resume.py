@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import msgspec
 import pytest
 from service_kit import (
     Crew,
@@ -38,12 +37,11 @@ from refold.errors import (
     StoreDamaged,
     Unprocessable,
 )
-from refold.flowir import Blocked, Failed, Pass, Skip
-from refold.records import AttemptRow, LogType, ReplayRow, RunRecord, RunStatus, SessionRecord
+from refold.flowir import Blocked, Failed, Skip
+from refold.records import LogType, ReplayRow, RunRecord, RunStatus
 from refold.service.app import App
 from refold.service.reruns import RerunFrom
 from refold.store import StepCommit
-from refold.view import rfc3339
 
 pytestmark = pytest.mark.anyio
 
@@ -149,9 +147,7 @@ async def test_a_damaged_log_is_not_resumed(house: House, crew: Crew) -> None:
     await refusal(app, run.run_id, StoreDamaged)
 
 
-async def test_programs_that_were_allowed_at_launch_go_on_until_they_are_switched_off(
-    house: House, crew: Crew
-) -> None:
+async def test_programs_that_were_allowed_at_launch_go_on_until_they_are_switched_off(house: House, crew: Crew) -> None:
     blueprint = flow(step("a", 1))
     blueprint["agents"].append({"name": "sh", "kind": "subprocess", "spec": {"program": "true"}})
     app = await house.open(subprocess="any")

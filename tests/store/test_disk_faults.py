@@ -19,7 +19,7 @@ from store_kit import make_legacy, rows_of
 
 from refold.errors import CommitFailed, StoreError
 from refold.records import MetaRow, RunRecord, ValueRow
-from refold.store import Reader, SqliteStore, sqlite
+from refold.store import Reader, SqliteStore, Tx, sqlite
 from refold.store.schema import SET_ASIDE
 from refold.testing.audit import audit
 from refold.testing.faults import PowerVFS
@@ -149,6 +149,20 @@ async def test_a_database_that_may_not_grow_fails_the_whole_batch_and_works_on(r
     store._writer.pragma("max_page_count", limit + 1000)
     await store.write(lambda tx: (tx.insert(small), tx.insert(big)))
     assert await store.read(lambda reader: reader.count(MetaRow)) == 2
+    await store.close()
+
+
+async def test_what_sqlite_says_of_the_disk_inside_a_write_fails_the_whole_batch(ram: Path) -> None:
+    store = SqliteStore.open(ram / "refold.db")
+
+    def on_a_disk_that_became_read_only(tx: Tx) -> None:
+        raise apsw.ReadOnlyError("attempt to write a readonly database")
+
+    writes = [lambda tx: tx.insert(MetaRow(key="k", value=b"")), on_a_disk_that_became_read_only]
+    outcomes = await asyncio.gather(*(store.write(write) for write in writes), return_exceptions=True)
+    assert [type(each) for each in outcomes] == [CommitFailed] * 2
+    assert await store.read(lambda reader: reader.count(MetaRow)) == 0
+    await store.write(writes[0])
     await store.close()
 
 

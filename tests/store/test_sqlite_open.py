@@ -147,13 +147,15 @@ async def test_a_weaker_synchronous_is_refused() -> None:
         sqlite._configure(Stubborn())
 
 
-async def test_damaged_pages_are_found_by_reads_and_writes(path: Path) -> None:
+@pytest.mark.parametrize("spoil", [b"\x00" * 4096, b"\xff" * 4096], ids=["zeros", "ones"])
+async def test_damaged_pages_are_found_by_reads_and_writes(path: Path, spoil: bytes) -> None:
     store = SqliteStore.open(path)
-    await store.write(lambda tx: [tx.insert(ValueRow(digest=str(n), body="x" * 3000)) for n in range(100)])
+    await store.write(lambda tx: [tx.insert(ValueRow(digest=str(n), body="x" * 300)) for n in range(1000)])
+    first = store._writer.execute("SELECT rootpage FROM sqlite_schema WHERE name='value'").get
     await store.close()
     with path.open("r+b") as file:
-        file.seek(path.stat().st_size // 2)
-        file.write(b"\xff" * 40_000)
+        file.seek((first - 1) * len(spoil))
+        file.write(spoil)
     store = SqliteStore.open(path)
     with pytest.raises(StoreDamaged):
         await store.read(lambda reader: reader.find(ValueRow))

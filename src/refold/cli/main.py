@@ -29,6 +29,8 @@ app.command("refold.cli.runs:show")
 app.command("refold.cli.runs:resume")
 app.command("refold.cli.runs:rerun")
 app.command("refold.cli.runs:cancel")
+app.command("refold.cli.authoring:new")
+app.command("refold.cli.authoring:lint")
 app.command("refold.cli.demo:demo")
 app.command("refold.cli.blueprints:app", name="blueprint")
 
@@ -48,7 +50,7 @@ def run(tokens: Sequence[str] | None = None) -> int:
     except CycloptsError as error:
         return _complain(f"{error}\nSee `refold --help`.", 2)
     except RefoldError as error:
-        faults = "".join(f"\n  {fault['path']}: {fault['message']}" for fault in error.data.get("faults", ()))
+        faults = "".join(map(_fault, error.data.get("faults", ())))
         return _complain(f"{error.message}{faults}", exit_code(error))
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
@@ -63,6 +65,11 @@ def exit_code(error: RefoldError) -> int:
     if status is not None:
         return _BY_STATUS.get(status, 2 if status < 500 else 1)
     return next((code for kind, code in _BY_CLASS.items() if isinstance(error, kind)), 1)
+
+
+def _fault(fault: Mapping[str, str | None]) -> str:
+    hint = f" ({fault['hint']})" if fault.get("hint") else ""
+    return f"\n  {fault['path']}: {fault['message']}{hint}"
 
 
 def _complain(text: str, code: int) -> int:

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from refold.canonical import decode_strict
 from refold.cli.doors import configured, database, give, holder, say, through
+from refold.cli.files import read_blueprint
 from refold.client.api import Api
 from refold.errors import InvalidRequest, NotFound
 
@@ -29,6 +30,7 @@ def run(
     *,
     ctx: str | None = None,
     detach: Flag = False,
+    work_dir: Path | None = None,
     store: str | None = None,
     json: Flag = False,
 ) -> int:
@@ -42,6 +44,8 @@ def run(
         The initial ctx: JSON, or @FILE.
     detach
         Start it and come back at once; needs a server.
+    work_dir
+        The folder that agents work in; default this one.
     store
         The store's file; default $REFOLD_HOME/store/refold.db.
     json
@@ -49,11 +53,12 @@ def run(
     """
     file = Path(blueprint)
     reference = (
-        {"kind": "inline", "value": decode_strict(file.read_bytes())}
+        {"kind": "inline", "value": read_blueprint(file)}
         if file.suffix == ".json" or file.exists()
         else {"kind": "id", "id": blueprint}
     )
-    body = {"blueprint": reference, "init_ctx": _ctx(ctx), "detach": True}
+    folder = str((work_dir or Path()).absolute())
+    body = {"blueprint": reference, "init_ctx": _ctx(ctx), "work_dir": folder, "detach": True}
     home, config = configured(store, subprocess="any", bind="127.0.0.1:0")
 
     def go(api: Api) -> int:

@@ -19,6 +19,7 @@ import msgspec
 
 from refold import view
 from refold.canonical import decode, encode
+from refold.engine.desk import void_requests
 from refold.errors import Fenced, SessionBusy, StoreDamaged
 from refold.flowir.lifecycle import TERMINAL, Verb, next_status
 from refold.records import (
@@ -27,6 +28,7 @@ from refold.records import (
     AttemptStatus,
     CutRow,
     LogRecord,
+    RequestRow,
     RunRecord,
     RunStatus,
     SessionRecord,
@@ -139,6 +141,7 @@ def begin_generation(tx: Tx, run: RunRecord, retired: list[list[int]], input_jso
         ),
     )
     tx.insert(cut)
+    append_log(tx, run.session, _end_requests(tx, run, at))
     begun = msgspec.structs.replace(
         run, generation=cut.generation, rows=cut.ordinal, chain=cut.hash, input_json=input_json
     )
@@ -161,6 +164,8 @@ def close_activation(
     status = next_status(now.status, verb)
     session = session_of(tx, now)
     records, children = _end_attempts(tx, now, at)
+    if verb is not Verb.INTERRUPT:
+        records += _end_requests(tx, now, at)
     rows = append_log(tx, session.n, [*records, _closing(tx, now, status, result, reason, children, at)])
     closed = msgspec.structs.replace(
         now,
@@ -339,6 +344,27 @@ def _end_attempts(tx: Tx, run: RunRecord, at: int) -> tuple[list[LogRecord], lis
             shown = view.ITEM_STATUS[AttemptStatus(attempt.status or AttemptStatus.CANCELLED)]
             children.append(view.child(attempt.step_id, ref=attempt.step_ref, attempt=attempt.attempt, status=shown))
     return records, children
+
+
+def _end_requests(tx: Tx, run: RunRecord, at: int) -> list[LogRecord]:
+    """Voids what is still asked for a Run that has ended, and closes the items of what it will not go on from.
+
+    An interruption does neither: a request outlives a crash, and is asked again under the same id.
+    """
+    void_requests(tx, run, at)
+    return [
+        view.step_completed(
+            at,
+            run=run.n,
+            turn_id=run.turn_id,
+            step_id=request.step_id,
+            origin=request.opened,
+            outcome=AttemptStatus.CANCELLED,
+            ms=max(0, at - request.opened_at),
+        )
+        for request in tx.find(RequestRow, run=run.n, consumed=False)
+        if request.generation == run.generation
+    ]
 
 
 def _closing(

@@ -24,11 +24,14 @@ from typing import Any, Final
 import msgspec
 
 from refold.canonical import digest
-from refold.engine.agents import Agent, Assignment, Report, Tools, performer
+from refold.engine.agents import OPERATOR, Agent, Assignment, Report, Tools, performer
+from refold.engine.asking import Query, key_of, known_requests, new_request, outcome_of, query_of
 from refold.engine.clock import Clock
+from refold.engine.desk import expire
 from refold.engine.retries import pause_before_retry, status_of
 from refold.engine.scribe import Scribe, Try
 from refold.engine.secrets import SecretMissing
+from refold.errors import Conflict
 from refold.flowir import (
     WAIT,
     Abandon,
@@ -47,7 +50,7 @@ from refold.flowir import (
 )
 from refold.flowir.snapshots import dispatch_ctx
 from refold.flowir.verdicts import violation
-from refold.records import AttemptRow, AttemptStatus, RunRecord
+from refold.records import AttemptRow, AttemptStatus, RequestRow, RequestStatus, RunRecord
 from refold.store import Store
 
 Json = Any
@@ -56,14 +59,28 @@ Json = Any
 FOLDERS: Final = ("work_dir", "project_root")
 """The folders that a launch may name and its snapshot keeps, as an Assignment has them."""
 
+WAITS: Final[Mapping[str, str]] = {OPERATOR: "operator", WAIT: "timer"}
+"""Kinds of agents that only wait, and what for. Nothing works on this server meanwhile, so they take no slot."""
+
+
+Message = Report | RequestRow | Exception | None
+"""What comes into a driver's inbox, under the ticket that it is about."""
+
 
 class Work(msgspec.Struct, kw_only=True):
     """A dispatch that no log answers: what it waits for, and what is being done about it.
 
-    Without a `current` it waits for its first slot; with one that has a `status` for its next try or a slot for it.
+    Without a `current` it waits for an answer or its first slot; with one that has a `status`, for its next try or a
+    slot for it.
     """
 
     dispatch: Dispatch
+    query: Query | None = None
+    """What a person has to answer first."""
+    request: RequestRow | None = None
+    """The question, while it is not answered."""
+    allowed_by: RequestRow | None = None
+    """The answer that allows the step, until its first attempt is on record."""
     current: Try | None = None
     status: str | None = None
     task: asyncio.Task[None] | None = None
@@ -80,6 +97,7 @@ class Driver:
         init_ctx: Json,
         cursor: ReplayCursor,
         attempts: Iterable[AttemptRow],
+        requests: Iterable[RequestRow] = (),
         *,
         store: Store,
         clock: Clock,
@@ -97,10 +115,11 @@ class Driver:
         self._performers: dict[str, Agent] = {}
         self._machine = FlowMachine(blueprint.flow, init_ctx, metas=blueprint.metas, decisions=cursor.decisions)
         self._scribe = Scribe(run, attempts, clock, replay=replay)
+        self._asked = known_requests(requests, run.generation)
         self._works: dict[int, Work] = {}
-        self._waiting: dict[bool, deque[int]] = {False: deque(), True: deque()}
+        self._waiting: dict[str, deque[int]] = {"none": deque(), "step": deque(), "process": deque()}
         self._said = run.waiting_on
-        self._inbox: asyncio.Queue[tuple[int, Report | Exception | None]] = asyncio.Queue()
+        self._inbox: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def drive(self) -> Done | Failed:
@@ -134,17 +153,72 @@ class Driver:
                     self._abandon(ticket)
 
     def _take_on(self, dispatch: Dispatch) -> None:
-        """Puts a dispatch in line for its slot; one that a crash left ambiguous may be refused by its policy."""
-        cut_off = self._scribe.last.get(dispatch.key)
-        agent = self._agents.get(dispatch.ref)
-        if cut_off is not None and cut_off.status is None and agent is not None and agent.on_ambiguous == "fail":
-            why = (
-                f"attempt {cut_off.attempt} was cut off by a crash, and on_ambiguous is fail: nobody knows what it did"
-            )
+        """Puts a dispatch in line for its slot, unless a person has to be asked, or its policy refuses it, first."""
+        agent, before = self._agents.get(dispatch.ref), self._scribe.last.get(dispatch.key)
+        cut_off = before if before is not None and before.status is None else None
+        if cut_off is not None and agent is not None and agent.on_ambiguous == "fail":
+            why = f"attempt {cut_off.attempt} was cut off by a crash and may have acted; on_ambiguous is fail"
             self._obey(self._machine.complete(dispatch.ticket, Failed(why)))
             return
-        self._works[dispatch.ticket] = Work(dispatch=dispatch)
-        self._waiting[self._is_process(dispatch.ref)].append(dispatch.ticket)
+        work = self._works[dispatch.ticket] = Work(dispatch=dispatch, query=query_of(dispatch, agent, cut_off))
+        if work.query is None:
+            self._line_up(work)
+            return
+        known = self._asked.get(key_of(dispatch.key, work.query))
+        if known is None:
+            known = new_request(work.query, dispatch, self._run, self._clock)
+            self._scribe.ask(known)
+        self._await(work, known)
+
+    def _line_up(self, work: Work) -> None:
+        self._waiting[self._line(work.dispatch.ref)].append(work.dispatch.ticket)
+
+    def _await(self, work: Work, request: RequestRow) -> None:
+        """Waits for a person, or goes on at once if the answer is there already."""
+        work.request = request
+        tell = partial(self._answer, work.dispatch.ticket)
+        if request.status != RequestStatus.OPEN:
+            tell(request)
+            return
+        self._tools.desk.wait(request.request_id, tell)
+        if request.expires_at is not None:
+            left = max(0, request.expires_at - self._clock.now_ms()) / 1000
+            work.timer = asyncio.get_running_loop().call_later(left, self._expire, work.dispatch.ticket)
+
+    def _answer(self, ticket: int, request: RequestRow) -> None:
+        self._inbox.put_nowait((ticket, request))
+
+    def _expire(self, ticket: int) -> None:
+        task = asyncio.create_task(self._expired(ticket), name=f"{self._run.run_id} expiry")
+        self._leaving.add(task)
+
+    async def _expired(self, ticket: int) -> None:
+        work = self._works.get(ticket)
+        if work is None or work.request is None:
+            return
+        try:
+            settled = await self._store.write(partial(expire, work.request.request_id, self._clock.now_ms()))
+        except Conflict:
+            return  # somebody answered at the last moment, and that answer is on its way here
+        self._tools.desk.ring(settled)
+
+    def _settled(self, work: Work, request: RequestRow) -> None:
+        """Goes on from an answer: with what it says, or with the step that it allows."""
+        assert work.query is not None, "only what was asked is answered"
+        if work.timer is not None:
+            work.timer.cancel()
+            work.timer = None
+        outcome, work.request = outcome_of(request, work.query), None
+        if outcome is None:  # the step goes on in the item that the question opened, unless it did so before a crash
+            if not request.consumed:
+                work.current, work.status, work.allowed_by = self._scribe.answered(work.dispatch, request), "", request
+            self._line_up(work)
+        elif request.consumed:  # a refusal that was shown already: it is no new event
+            del self._works[work.dispatch.ticket]
+            self._obey(self._machine.complete(work.dispatch.ticket, outcome))
+        else:
+            self._scribe.consume(request)
+            self._finish(work.dispatch, self._scribe.answered(work.dispatch, request), Report(outcome))
 
     def _grant(self) -> None:
         """Opens an attempt for whatever is in line and fits; the rest stays in line, without one (law 2)."""
@@ -158,19 +232,25 @@ class Driver:
                     self._tools.capacity.queue(self._wake)
                     break
                 line.popleft()
+                if work.allowed_by is not None:
+                    self._scribe.consume(work.allowed_by)
+                    work.allowed_by = None
                 work.current = self._scribe.open(work.dispatch, work.current, self._due(work.dispatch))
                 work.status = None
 
-    def _heed(self, ticket: int, report: Report | Exception | None) -> None:
-        """Takes a message: the report of an attempt, or (None) that a pause is over or a slot is free."""
+    def _heed(self, ticket: int, report: Message) -> None:
+        """Takes a message: the report of an attempt, an answer, or (None) that a pause is over or a slot is free."""
         if isinstance(report, Exception):
             raise report
         work = self._works.get(ticket)
         if work is None:
             return  # its lane has lost meanwhile and its end is written, or it was only a wake-up
+        if isinstance(report, RequestRow):
+            self._settled(work, report)
+            return
         if report is None:
             work.timer = None
-            self._waiting[self._is_process(work.dispatch.ref)].append(ticket)
+            self._line_up(work)
             return
         assert work.current is not None, "only an attempt reports"
         agent = self._agents.get(work.dispatch.ref)
@@ -178,11 +258,15 @@ class Driver:
         if pause is not None:
             self._retry_later(work, agent, report, pause)
             return
-        del self._works[ticket]
+        self._finish(work.dispatch, work.current, report)
+
+    def _finish(self, dispatch: Dispatch, done: Try, report: Report) -> None:
+        """Ends a step: logs its Pass, closes its item, tells the machine."""
+        del self._works[dispatch.ticket]
         if isinstance(report.outcome, Pass):
-            self._scribe.passed(work.current, report.outcome.value, self._dispatch_ctx(work.current))
-        self._scribe.ended(work.current, report)
-        self._obey(self._machine.complete(ticket, report.outcome))
+            self._scribe.passed(done, report.outcome.value, self._dispatch_ctx(done))
+        self._scribe.ended(done, report)
+        self._obey(self._machine.complete(dispatch.ticket, report.outcome))
 
     def _retry_later(self, work: Work, agent: AgentDef | None, report: Report, pause: float) -> None:
         assert work.current is not None and agent is not None and agent.retry is not None, "a policy said so"
@@ -196,6 +280,9 @@ class Driver:
         work = self._works.pop(ticket)
         if work.timer is not None:
             work.timer.cancel()
+        if work.request is not None:
+            self._tools.desk.leave(work.request.request_id)
+            self._scribe.unask(work.request)
         if work.current is None:
             return
         if work.current in self._scribe.opened:
@@ -229,7 +316,7 @@ class Driver:
             name = f"{self._run.run_id} {attempt.attempt.step_ref}"
             work.task = asyncio.create_task(self._perform(attempt), name=name)
 
-    async def _reports(self) -> list[tuple[int, Report | Exception | None]]:
+    async def _reports(self) -> list[tuple[int, Message]]:
         """Waits for one message and takes all that are there, so that lanes which end together share a commit."""
         reports = [await self._inbox.get()]
         while not self._inbox.empty():
@@ -267,6 +354,8 @@ class Driver:
         for work in self._works.values():
             if work.timer is not None:
                 work.timer.cancel()
+            if work.request is not None:
+                self._tools.desk.leave(work.request.request_id)
             if work.task is not None:
                 self._cancel(work.dispatch.ref, work.task)
         for opened in self._scribe.opened:
@@ -330,15 +419,19 @@ class Driver:
 
     # -- slots --------------------------------------------------------------------------------------------------------
 
-    def _is_process(self, ref: str) -> bool:
-        return self._definition(ref).kind == "subprocess"
+    def _line(self, ref: str) -> str:
+        """Which line a step stands in: behind those that need the same slots, never behind one that needs more."""
+        kind = self._definition(ref).kind
+        return "none" if kind in WAITS else "process" if kind == "subprocess" else "step"
 
     def _fits(self, ref: str) -> bool:
-        return ref == WAIT or self._tools.capacity.take(self._definition(ref).kind)
+        kind = self._definition(ref).kind
+        return kind in WAITS or self._tools.capacity.take(kind)
 
     def _give(self, ref: str) -> None:
-        if ref != WAIT:
-            self._tools.capacity.give(self._definition(ref).kind)
+        kind = self._definition(ref).kind
+        if kind not in WAITS:
+            self._tools.capacity.give(kind)
 
     def _wake(self) -> None:
         self._inbox.put_nowait((-1, None))
@@ -346,10 +439,16 @@ class Driver:
     def _waiting_on(self) -> str | None:
         """What a Run whose steps all wait is waiting for; None while any of them is being done."""
         doing = [work for work in self._works.values() if work.current is not None and work.status is None]
-        if any(work.dispatch.ref != WAIT for work in doing):
+        kinds = {self._definition(work.dispatch.ref).kind for work in doing}
+        if kinds - WAITS.keys():
             return None
         if any(self._waiting.values()):
             return "capacity"
+        asked = {work.request.kind for work in self._works.values() if work.request is not None}
+        if asked:
+            return "approval" if "approval" in asked else "input"
+        if OPERATOR in kinds:
+            return WAITS[OPERATOR]
         return "timer" if self._works else None
 
 

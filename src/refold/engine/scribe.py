@@ -25,12 +25,13 @@ from refold.records import (
     DecisionRow,
     LogRecord,
     ReplayRow,
+    RequestRow,
     RunRecord,
     Sealed,
     ValueRow,
     seal,
 )
-from refold.store import AttemptEnd, AttemptOpen, StepCommit
+from refold.store import AttemptEnd, AttemptOpen, Question, StepCommit
 
 Json = Any
 
@@ -71,11 +72,13 @@ class Scribe:
         self._decisions: list[DecisionRow] = []
         self._ends: list[AttemptEnd] = []
         self._values: list[ValueRow] = []
+        self._questions: list[Question] = []
+        self._consumed: list[int] = []
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self._opens or self._passes or self._decisions or self._ends)
+        return not (self._opens or self._passes or self._decisions or self._ends or self._questions or self._consumed)
 
     def take(self, waiting_on: str | None) -> tuple[StepCommit, list[Try]]:
         """What to commit, and the attempts that it opens; the scribe is empty again."""
@@ -91,6 +94,8 @@ class Scribe:
             waiting_on=waiting_on,
             ends=tuple(self._ends),
             opens=tuple(self._opens),
+            questions=tuple(self._questions),
+            consumed=tuple(self._consumed),
             values=tuple(self._values),
         )
         opened = self.opened
@@ -132,6 +137,38 @@ class Scribe:
         at = self.opened.index(opened)
         del self.opened[at], self._opens[at]
 
+    def ask(self, request: RequestRow) -> None:
+        """Opens a request, and the item of its step."""
+        self._questions.append(Question(request=request, record=view.request_opened(request.opened_at, request)))
+
+    def consume(self, request: RequestRow) -> None:
+        """Notes that the flow has gone on from an answer: from now on it is history."""
+        self._consumed.append(request.n)
+
+    def unask(self, request: RequestRow) -> None:
+        """Takes back a request that is not committed yet: nobody has seen it."""
+        self._questions = [each for each in self._questions if each.request is not request]
+
+    def answered(self, dispatch: Dispatch, request: RequestRow) -> Try:
+        """What the item that a question opened goes on as, or ends as, once it is answered."""
+        attempt = AttemptRow(
+            run=self._run.n,
+            ordinal=0,
+            generation=self._run.generation,
+            epoch=self._run.epoch,
+            step_id=request.step_id,
+            step_ref=request.step_ref,
+            input_hash=request.input_hash,
+            occurrence=request.occurrence,
+            attempt=1,
+            lane_json=request.lane_json,
+            opened=request.opened,
+            started_at=request.opened_at,
+            status=None,
+            ended_at=None,
+        )
+        return Try(dispatch=dispatch, attempt=attempt, origin=request.opened)
+
     def passed(self, done: Try, value: Json, ctx: Json) -> None:
         """Logs a Pass: its output, and the dispatch Ctx that it was made from."""
         if not self._replay:
@@ -163,12 +200,14 @@ class Scribe:
         output = self._stow(text, media)
         record = self._completed(done, status, at, output=output, failure=failure)
         kept = None if status is AttemptStatus.PASSED else encode(said)
-        self._ends.append(AttemptEnd(ordinal=done.attempt.ordinal, status=status, record=record, outcome_json=kept))
+        self._ends.append(
+            AttemptEnd(ordinal=done.attempt.ordinal or None, status=status, record=record, outcome_json=kept)
+        )
 
     def abandoned(self, done: Try, status: AttemptStatus = AttemptStatus.CANCELLED) -> None:
         """Ends the item of a lane that lost; `status` is that of its last attempt, if that had ended before."""
         record = self._completed(done, AttemptStatus.CANCELLED, self._clock.now_ms())
-        self._ends.append(AttemptEnd(ordinal=done.attempt.ordinal, status=status, record=record))
+        self._ends.append(AttemptEnd(ordinal=done.attempt.ordinal or None, status=status, record=record))
 
     def retried(self, done: Try, report: Report, max_attempts: int, pause: float) -> None:
         """Ends an attempt whose step is tried again after `pause` seconds; the item stays open."""

@@ -20,7 +20,7 @@ from refold.engine.driver import FOLDERS, Driver
 from refold.errors import Fenced, StoreError
 from refold.flowir import Done, ReplayCursor, live_rows, parse_blueprint, uncut
 from refold.flowir.lifecycle import Verb
-from refold.records import AttemptRow, CutRow, DecisionRow, ReplayRow, RunRecord
+from refold.records import AttemptRow, CutRow, DecisionRow, ReplayRow, RequestRow, RunRecord
 from refold.store import Reader, Store, Tx, verify_replay
 
 log = structlog.get_logger("refold.engine")
@@ -103,6 +103,7 @@ class Supervisor:
             launch["init_ctx"],
             history.cursor,
             history.attempts,
+            history.requests,
             store=self._store,
             clock=self._clock,
             tools=self._tools,
@@ -137,6 +138,7 @@ class History(msgspec.Struct, frozen=True):
     all_rows: list[ReplayRow]
     decisions: list[DecisionRow]
     attempts: list[AttemptRow]
+    requests: list[RequestRow]
 
     @property
     def cursor(self) -> ReplayCursor:
@@ -150,4 +152,11 @@ def load_history(reader: Reader, run: RunRecord) -> History:
     decisions, cuts = reader.find(DecisionRow, run=run.n), reader.find(CutRow, run=run.n)
     verify_replay(run, [*rows, *decisions, *cuts])
     kept, decided = uncut(rows, cuts), uncut(decisions, cuts)
-    return History(live_rows(kept, decided), kept, rows, decided, reader.find(AttemptRow, run=run.n))
+    return History(
+        live_rows(kept, decided),
+        kept,
+        rows,
+        decided,
+        reader.find(AttemptRow, run=run.n),
+        reader.find(RequestRow, run=run.n),
+    )

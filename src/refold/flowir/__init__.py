@@ -3,11 +3,14 @@
 from refold.flowir.dryrun import Plan, PlannedStep, Target, ambiguous, dry_replay, refusals
 from refold.flowir.fanout import JOINS
 from refold.flowir.ir import (
+    CHOICES,
     AgentDef,
     Apply,
+    Approve,
     Assign,
     Blueprint,
     Branch,
+    Choice,
     Expr,
     Extern,
     Fanout,
@@ -40,12 +43,14 @@ from refold.flowir.messages import (
     Result,
     Skip,
 )
-from refold.flowir.nodes import WAIT
+from refold.flowir.nodes import APPROVE, WAIT
 from refold.flowir.parse import parse_blueprint, parse_flow
 from refold.flowir.replay import ReplayCursor, live_rows, settle_hits, uncut
 from refold.flowir.snapshots import read_all
 
 __all__ = [
+    "APPROVE",
+    "CHOICES",
     "JOINS",
     "MAX_TRANSITIONS",
     "SLICE",
@@ -53,10 +58,12 @@ __all__ = [
     "Abandon",
     "AgentDef",
     "Apply",
+    "Approve",
     "Assign",
     "Blocked",
     "Blueprint",
     "Branch",
+    "Choice",
     "Command",
     "Decision",
     "Dispatch",

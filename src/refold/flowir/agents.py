@@ -37,6 +37,13 @@ Json = Any
 _MAX_SECS: Final = 10**9
 
 
+def option(reading: Reading, value: Json, at: At) -> Json:
+    """An option of a question: its label, or `{label, description?}`."""
+    if type(value) is str:
+        return name(reading, value, at)
+    return members(reading, value, at, {"label": need(name), "description": may(text)})
+
+
 class Spec(NamedTuple):
     """What `spec` holds for a kind. `open_ended`: its other members are the author's own parameters."""
 
@@ -56,8 +63,20 @@ KINDS: Final[Mapping[str, Spec]] = {
     ),
     "python": Spec({"fn": need(name)}, open_ended=True),
     "rust_fn": Spec({"fn_id": need(choice("identity"))}),
+    "operator": Spec(
+        {"instructions": may(text), "submit_format": may(choice("fold", "text", "json"))},
+        open_ended=True,
+    ),
+    "human": Spec(
+        {
+            "question": need(text),
+            "header": may(text),
+            "options": may(array(option)),
+            "selection": may(choice("single", "multiple")),
+        }
+    ),
 }
-LATER_KINDS: Final = frozenset({"operator", "human", "llm", "acp", "mcp", "http"})
+LATER_KINDS: Final = frozenset({"llm", "acp", "mcp", "http"})
 FOREIGN_KINDS: Final = frozenset({"lua", "agent_block"})
 """Kinds of the format that need a runtime which refold does not have."""
 
@@ -105,8 +124,8 @@ _AGENT: Final[Fields] = {
     "lints": may(obj),
     "retry": may(_retry),
     "timeout_secs": may(number(0.001, _MAX_SECS)),
-    "on_ambiguous": may(choice("retry", "fail", later=["ask"])),
-    "approval": may(choice("never", later=["required", "on_write"])),
+    "on_ambiguous": may(choice("retry", "ask", "fail")),
+    "approval": may(choice("never", "on_write", "required")),
 }
 
 

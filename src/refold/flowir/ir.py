@@ -7,7 +7,7 @@ The JSON forms of nodes are tagged by `kind`, those of expressions by `op`. `par
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -106,6 +106,33 @@ class Try(Shape, frozen=True):
     err_at: Expr | None = None
 
 
+class Choice(Shape, frozen=True):
+    """One answer that a person may give to an approval."""
+
+    id: str
+    label: str
+    decision: str
+
+
+CHOICES: Final = (Choice("approve", "Approve", "approved"), Choice("deny", "Deny", "denied"))
+"""What a person may answer where the author names no choices."""
+
+
+class Approve(Shape, frozen=True):
+    """Asks a person before the flow goes on; `out` gets `{decision, choice, by, feedback?}`.
+
+    Only `action` is hashed: another title, or other choices, is the same question.
+    """
+
+    action: Expr
+    out: Expr
+    title: str = ""
+    choices: tuple[Choice, ...] = CHOICES
+    expires_secs: float | None = None
+    on_deny: str = "fail"
+    """What a denial, or an expiry, does: `fail` blocks the step, `continue` lets the flow read the decision."""
+
+
 class Wait(Shape, frozen=True):
     """Waits, durably: `secs` from when it is first reached, or `until` an RFC 3339 time. Exactly one is given."""
 
@@ -120,7 +147,7 @@ class Assign(Shape, frozen=True):
     value: Expr
 
 
-Node = Step | Seq | Branch | Loop | Fanout | Try | Assign | Wait
+Node = Step | Seq | Branch | Loop | Fanout | Try | Assign | Wait | Approve
 
 
 def steps_of(node: Node) -> Iterator[Step]:

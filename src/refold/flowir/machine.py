@@ -177,6 +177,7 @@ class FlowMachine:
                 key=key,
                 lane=strand.lane,
                 ctx=strand.ctx,
+                node=request.node,
                 step_ctx=step_ctx,
             )
         )

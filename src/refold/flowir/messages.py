@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from refold.flowir.ir import Approve
 from refold.records import Lane
 
 Json = Any
@@ -39,6 +40,8 @@ class Dispatch(Message, frozen=True, kw_only=True):
     key: ReplayKey
     lane: Lane
     ctx: Json
+    node: Approve | None = None
+    """The node that asks a person; None for a step. Not hashed: its title and choices are no part of the question."""
     step_ctx: dict[str, Json] | None = None
     """What `$step_meta` said, None without one."""
 

@@ -18,7 +18,7 @@ from refold.canonical import encode, type_name
 from refold.errors import FlowError, InvalidJson
 from refold.flowir import path
 from refold.flowir.expr import evaluate, truthy
-from refold.flowir.ir import Assign, Branch, Expr, Fanout, Loop, Node, Path, PathKeys, Seq, Step, Try, Wait
+from refold.flowir.ir import Approve, Assign, Branch, Expr, Fanout, Loop, Node, Path, PathKeys, Seq, Step, Try, Wait
 
 Json = Any
 Steps = Generator[Any, Json, None]
@@ -47,11 +47,12 @@ class Fiber:
 class Ask:
     """Request: the answer of agent `ref` to `given`, the value of the step's `in`."""
 
-    __slots__ = ("given", "ref")
+    __slots__ = ("given", "node", "ref")
 
-    def __init__(self, ref: str, given: Json) -> None:
+    def __init__(self, ref: str, given: Json, node: Approve | None = None) -> None:
         self.ref = ref
         self.given = given
+        self.node = node
 
 
 class Fork:
@@ -65,6 +66,8 @@ class Fork:
         self.items = items
 
 
+APPROVE: Final = "@approve"
+"""The ref under which an approval is asked for and logged."""
 WAIT: Final = "@wait"
 """The ref under which a wait is dispatched and logged: its driver keeps the time."""
 MAX_WAIT_SECS: Final = 10**9
@@ -151,6 +154,12 @@ def _assign(node: Assign, fiber: Fiber) -> Steps:
     yield  # makes this a generator like the others
 
 
+def _approve(node: Approve, fiber: Fiber) -> Steps:
+    out = _target(node.out)
+    answer = yield Ask(APPROVE, {"action": evaluate(node.action, fiber.ctx)}, node)
+    fiber.ctx = path.write(fiber.ctx, out, answer)
+
+
 def _wait(node: Wait, fiber: Fiber) -> Steps:
     if node.secs is not None:
         secs = evaluate(node.secs, fiber.ctx)
@@ -176,6 +185,7 @@ _NODES: Final[Mapping[type, Callable[[Any, Fiber], Steps]]] = {
     Try: _try,
     Assign: _assign,
     Wait: _wait,
+    Approve: _approve,
 }
 
 

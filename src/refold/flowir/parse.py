@@ -18,9 +18,11 @@ from refold.flowir.envelope import unwrap
 from refold.flowir.fanout import JOINS
 from refold.flowir.ir import (
     Apply,
+    Approve,
     Assign,
     Blueprint,
     Branch,
+    Choice,
     Expr,
     Extern,
     Fanout,
@@ -48,6 +50,7 @@ from refold.flowir.reading import (
     members,
     name,
     need,
+    number,
     obj,
     text,
     wrong_type,
@@ -136,6 +139,11 @@ def _expr(reading: Reading, value: Json, at: At) -> Expr | None:
     return _tagged("op", "expression", OPERATORS, frozenset(), reading, value, at)
 
 
+def _choice(reading: Reading, value: Json, at: At) -> Choice | None:
+    got = members(reading, value, at, {"id": need(name), "label": need(text), "decision": need(name)})
+    return None if got is None or len(got) < 3 else Choice(**got)
+
+
 def _path(reading: Reading, value: Json, at: At) -> PathKeys | None:
     if type(value) is not str:
         return wrong_type(reading, value, at, "a path")
@@ -191,13 +199,25 @@ NODES: Final[Mapping[str, Form]] = {
     ),
     "try": Form(Try, {"body": need(_node), "catch": need(_node), "err_at": may(_expr)}),
     "assign": Form(Assign, {"at": need(_expr), "value": need(_expr)}),
+    "approve": Form(
+        Approve,
+        {
+            "action": need(_expr),
+            "out": need(_expr),
+            "title": may(text),
+            "choices": may(array(_choice)),
+            "expires_secs": may(number(0, 10**9)),
+            "on_deny": may(choice("fail", "continue")),
+        },
+        lambda got: None if got.get("choices", True) else "an approval without choices can never be answered",
+    ),
     "wait": Form(
         Wait,
         {"secs": may(_expr), "until": may(_expr)},
         lambda got: None if len(got) == 1 else "a wait has either secs or until",
     ),
 }
-LATER_NODES: Final = frozenset({"approve", "call"})
+LATER_NODES: Final = frozenset({"call"})
 
 _BINARY: Final = ("eq", "ne", "lt", "lte", "gt", "gte", "add", "sub", "mul", "div", "mod")
 OPERATORS: Final[Mapping[str, Form]] = {

@@ -61,7 +61,7 @@ def winners(decisions: Iterable[DecisionRow]) -> Decisions:
 
 
 def live_rows(rows: Iterable[Logged], decisions: Iterable[DecisionRow]) -> list[Logged]:
-    """Returns the rows that no decision has retired, in their order. A decision in a lane that lost is retired as well."""
+    """Returns the rows, or decisions, that no decision has retired, in their order."""
     won = winners(decisions)
     if not won:
         return list(rows)

@@ -19,7 +19,8 @@ import msgspec
 from msgspec import Meta
 
 from refold.canonical import decode_strict, encode
-from refold.errors import ConfigInvalid, InvalidJson
+from refold.errors import BlueprintInvalid, ConfigInvalid, InvalidJson
+from refold.flowir.templates import check_templates
 from refold.service.app import Settings
 from refold.service.programs import SubprocessMode
 
@@ -37,6 +38,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     default_blueprint: str | None = None
     history_budget_bytes: int = 4 * 1024 * 1024
     app: list[str] = []
+    subprocesses: dict[str, Any] = {}
+    """The templates that `--subprocess declared` allows: a table `[subprocesses.NAME]` each."""
+    blueprint_roots: list[str] = []
+    """The folders beneath which references in Blueprints that come over HTTP are read."""
     replay: Literal["on", "off"] = "on"
     max_running_runs: Annotated[int, Meta(ge=1)] = 200
     max_concurrent_steps: Annotated[int, Meta(ge=1)] = 64
@@ -44,6 +49,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     stale_run_sweep_secs: Annotated[int, Meta(ge=0)] = 3900
     sweep_period_secs: Annotated[float, Meta(gt=0)] = 60.0
     auto_resume: bool = False
+    resume_on_decision: bool = True
 
 
 class Home:
@@ -127,6 +133,9 @@ def settings(config: Config, home: Home) -> Settings:
         stale_run_sweep_secs=config.stale_run_sweep_secs,
         sweep_period_secs=config.sweep_period_secs,
         auto_resume=config.auto_resume,
+        resume_on_decision=config.resume_on_decision,
+        templates=templates(config),
+        blueprint_roots=tuple(_folder(each) for each in config.blueprint_roots),
         app={name: function for module in config.app for name, function in _functions(module).items()},
     )
 
@@ -135,6 +144,22 @@ def store_path(config: Config, home: Home) -> Path:
     """The file of the embedded store."""
     named = config.store or config.replay_store_path
     return Path(named).expanduser().absolute() if named else home.path / "store" / "refold.db"
+
+
+def templates(config: Config) -> dict[str, Any]:
+    """The subprocess templates of the configuration, by name. Raises ConfigInvalid with every fault."""
+    try:
+        return {each["name"]: each for each in check_templates(config.subprocesses)}
+    except BlueprintInvalid as error:
+        faults = "; ".join(f"{fault['path']}: {fault['message']}" for fault in error.data["faults"])
+        raise ConfigInvalid(f"configuration: {faults}") from None
+
+
+def _folder(named: str) -> Path:
+    folder = Path(named).expanduser().absolute()
+    if not folder.is_dir():
+        raise ConfigInvalid(f"configuration: blueprint_roots: {named} is no folder")
+    return folder
 
 
 def _functions(module: str) -> dict[str, Callable[..., Any]]:

@@ -96,7 +96,13 @@ class _Api:
             ("GET", "/v1/status", self.status),
             ("POST", "/v1/blueprints", self.add_blueprint),
             ("GET", "/v1/blueprints", self.blueprints),
+            ("POST", "/v1/blueprints/lint", self.lint),
+            ("POST", "/v1/blueprints/{id}", self.add_blueprint),
             ("GET", "/v1/blueprints/{id}", self.blueprint),
+            ("GET", "/v1/blueprints/{id}/versions", self.blueprint_versions),
+            ("GET", "/v1/blueprints/{id}/versions/{version}", self.blueprint_version),
+            ("POST", "/v1/blueprints/{id}/archive", self.archive),
+            ("POST", "/v1/blueprints/{id}/unarchive", self.unarchive),
             ("POST", "/v1/tasks", self.launch),
             ("GET", "/v1/tasks", self.tasks),
             ("GET", "/v1/tasks/{id}", self.task),
@@ -120,18 +126,47 @@ class _Api:
         return 200, {"version": __version__, **await self._app.status()}
 
     async def add_blueprint(self, request: Request) -> Answer:
-        return 201, shapes.blueprint(await self._app.blueprints.add(await _json(request)), body=False)
+        value = await _json(request)
+        expected, own = request.path_params.get("id"), value.get("id") if isinstance(value, dict) else None
+        if expected not in (None, own):
+            raise InvalidRequest(f"the path names blueprint {expected!r}, the body {own!r}", member="id")
+        return 201, shapes.blueprint(await self._app.blueprints.add(value), body=False)
+
+    async def lint(self, request: Request) -> Answer:
+        return 200, shapes.lint(self._app.blueprints.lint(await _json(request)))
 
     async def blueprints(self, request: Request) -> Answer:
-        heads = await self._app.blueprints.heads()
+        heads = await self._app.blueprints.heads(archived=request.query_params.get("archived") == "true")
         return 200, _whole([shapes.blueprint(head, body=False) for head in heads])
 
     async def blueprint(self, request: Request) -> Answer:
         return 200, shapes.blueprint(await self._app.blueprints.head(request.path_params["id"]), body=True)
 
+    async def blueprint_versions(self, request: Request) -> Answer:
+        limit, before = _page_of(request)
+        rows = await self._app.blueprints.versions(request.path_params["id"], limit + 1, before)
+        return 200, _paged([shapes.blueprint(row, body=False) for row in rows], rows, limit)
+
+    async def blueprint_version(self, request: Request) -> Answer:
+        row = await self._app.blueprints.version(request.path_params["id"], request.path_params["version"])
+        return 200, shapes.blueprint(row, body=True)
+
+    async def archive(self, request: Request) -> Answer:
+        return 200, shapes.blueprint(await self._app.blueprints.archive(request.path_params["id"]), body=False)
+
+    async def unarchive(self, request: Request) -> Answer:
+        return 200, shapes.blueprint(await self._app.blueprints.unarchive(request.path_params["id"]), body=False)
+
     async def launch(self, request: Request) -> Answer:
         body = await _body(request, LaunchBody)
-        new = NewTask(blueprint=body.blueprint, init_ctx=body.init_ctx, goal=body.goal, labels=body.labels)
+        new = NewTask(
+            blueprint=body.blueprint,
+            init_ctx=body.init_ctx,
+            goal=body.goal,
+            labels=body.labels,
+            work_dir=body.work_dir,
+            project_root=body.project_root,
+        )
         return await self._wait(await self._app.tasks.launch(new), body.detach, body.timeout_secs, 200)
 
     async def rekick(self, request: Request) -> Answer:

@@ -17,10 +17,11 @@ import msgspec
 import structlog
 
 from refold import __version__
-from refold.errors import BoundaryPruned, CommandRejected, RefoldError
+from refold.errors import BoundaryPruned, CommandRejected, Conflict, NotFound, RefoldError
 from refold.protocol import Call, Connection, HostInfo
-from refold.records import SessionRecord
+from refold.records import RequestRow, SessionRecord
 from refold.service.app import App
+from refold.service.requests import pointer
 from refold.service.sessions import Served, SessionInfo
 from refold.session import Frames, Subscription
 from refold.view import Position, Preference, rfc3339
@@ -37,10 +38,14 @@ class PeerGone(Exception):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What a handler answers, and after which position of which Session the connection is subscribed from then on."""
+    """What a handler answers, and after which position of which Session the connection is subscribed from then on.
+
+    `asks` are the pending requests that the client is asked after the answer: the event that opened each, its params.
+    """
 
     result: Mapping[str, Json]
     follow: tuple[SessionRecord, Position] | None = None
+    asks: tuple[tuple[str, Json], ...] = ()
 
 
 class Rpc:
@@ -109,6 +114,7 @@ class Peer:
         self._sending = asyncio.Lock()
         self._subscriptions: dict[int, Subscription] = {}
         self._pumps: set[asyncio.Task[None]] = set()
+        self._has_asked: set[str] = set()
 
     async def __aenter__(self) -> Self:
         self._rpc.join(self)
@@ -168,6 +174,8 @@ class Peer:
             if answer.follow is not None:
                 await self._retire(*answer.follow)
             self._connection.reply(call, answer.result)
+            for opened, params in answer.asks:
+                self._ask(opened, params)
             await self._flush()
             if answer.follow is not None:
                 self._subscribe(*answer.follow)
@@ -213,7 +221,16 @@ class Peer:
     async def _deliver(self, batch: Frames) -> None:
         for _, frame in batch:
             self._notify(frame["method"], frame["params"])
+            if frame["method"] in _ASKED:
+                self._ask(frame["method"], frame["params"])
         await self._flush()
+
+    def _ask(self, opened: str, params: Json) -> None:
+        """Asks this client, once: the server request repeats what the event said, its cursor included."""
+        name, method = _ASKED[opened]
+        if params[name] not in self._has_asked:
+            self._has_asked.add(params[name])
+            self._connection.request(method, params)
 
     # -- handlers -----------------------------------------------------------------------------------------------------
 
@@ -240,11 +257,14 @@ class Peer:
             preference=params.get("history", Preference.AUTO),
             exclude_items=params.get("excludeItems", False),
         )
-        return Answer(self._served(served), (served.info.session, served.after))
+        pending = await self._app.requests.pending(params["sessionId"])
+        asks = tuple((_OPENED[request.kind], opened) for request, opened in pending)
+        return Answer(self._served(served, pending), (served.info.session, served.after), asks)
 
     async def session_read(self, params: Json) -> Answer:
         exclude = params.get("excludeItems", True)
-        return Answer(self._served(await self._app.sessions.read(params["sessionId"], exclude_items=exclude)))
+        served = await self._app.sessions.read(params["sessionId"], exclude_items=exclude)
+        return Answer(self._served(served, await self._app.requests.pending(params["sessionId"])))
 
     async def session_list(self, params: Json) -> Answer:
         found = await self._app.sessions.list(
@@ -324,15 +344,69 @@ class Peer:
             }
         )
 
-    def _served(self, served: Served) -> Json:
+    async def approval_list_pending(self, params: Json) -> Answer:
+        pending = await self._app.requests.pending(params["sessionId"])
+        of = {kind: [opened for request, opened in pending if request.kind == kind] for kind in _OPENED}
+        return Answer({"approvals": of["approval"], "userInputs": of["input"]})
+
+    async def approval_decide(self, params: Json) -> Answer:
+        await self._requested(params, params["approvalId"], "approval_not_found")
+        named = params["requirementId"]
+        if named != (now := {"approvalId": params["approvalId"], "sourceIndex": 0}):
+            raise Conflict(
+                "that requirement is not the current one", kind="approval_requirement_stale", current_requirement_id=now
+            )
+        await self._app.requests.decide(
+            params["approvalId"],
+            choice=params["choiceId"],
+            feedback=params.get("feedback"),
+            command_id=params["commandId"],
+        )
+        return Answer(_accepted(params) | {"approvalId": params["approvalId"], "terminal": True})
+
+    async def user_input_answer(self, params: Json) -> Answer:
+        await self._requested(params, params["userInputId"], "user_input_not_found")
+        await self._app.requests.answer(params["userInputId"], params["answers"], command_id=params["commandId"])
+        return Answer(_accepted(params) | {"userInputId": params["userInputId"]})
+
+    async def user_input_cancel(self, params: Json) -> Answer:
+        await self._requested(params, params["userInputId"], "user_input_not_found")
+        await self._app.requests.withdraw(
+            params["userInputId"], "cancelled", reason=params.get("reason"), command_id=params["commandId"]
+        )
+        return Answer(_accepted(params) | {"userInputId": params["userInputId"]})
+
+    async def _requested(self, params: Json, request_id: str, kind: str) -> None:
+        """Raises NotFound unless the request is one of the Session that the call names."""
+        try:
+            request = await self._app.requests.get(request_id)
+        except NotFound as error:
+            raise NotFound(error.message, kind=kind) from None
+        if request.session_id != params["sessionId"]:
+            raise NotFound(f"there is no request {request_id!r} in this session", kind=kind)
+
+    def _served(self, served: Served, pending: list[tuple[RequestRow, Json]]) -> Json:
         answer = {
             "session": self._rpc.session(served.info),
             "viewCursor": served.cursor,
             "history": served.history,
-            "pendingRequests": [],
+            "pendingRequests": [pointer(request, opened) for request, opened in pending],
         }
         return answer if served.last_turn is None else answer | {"lastTurn": served.last_turn}
 
+
+def _accepted(params: Json) -> dict[str, Json]:
+    return {"commandId": params["commandId"], "status": "accepted"}
+
+
+_OPENED: Final[Mapping[str, str]] = {"approval": "approval/requested", "input": "userInput/requested"}
+"""The event that opens a request of a kind."""
+
+_ASKED: Final[Mapping[str, tuple[str, str]]] = {
+    "approval/requested": ("approvalId", "approval/request"),
+    "userInput/requested": ("userInputId", "userInput/request"),
+}
+"""The event that opens a request: the member that names it, and the server request that asks a client."""
 
 HANDLERS: Final[Mapping[str, Callable[[Peer, Json], Awaitable[Answer]]]] = {
     "session/start": Peer.session_start,
@@ -345,5 +419,9 @@ HANDLERS: Final[Mapping[str, Callable[[Peer, Json], Awaitable[Answer]]]] = {
     "view/page": Peer.view_page,
     "turn/start": Peer.turn_start,
     "item/readOutput": Peer.item_read_output,
+    "approval/listPending": Peer.approval_list_pending,
+    "approval/decide": Peer.approval_decide,
+    "userInput/answer": Peer.user_input_answer,
+    "userInput/cancel": Peer.user_input_cancel,
 }
 """What this server serves today; every other row of `protocol.TABLE` answers methodNotFound."""

@@ -8,6 +8,7 @@ import msgspec
 
 from refold.canonical import decode, encode
 from refold.engine.activation import snapshot
+from refold.flowir.lint import Lint
 from refold.records import AttemptRow, BlueprintRecord, RunRecord, TaskRecord
 from refold.service.reruns import Preview
 from refold.service.runs import LoggedStep
@@ -95,6 +96,8 @@ def task(record: TaskRecord) -> Json:
         "session_id": record.session_id,
         "goal": record.goal,
         "status": record.status,
+        "work_dir": record.work_dir,
+        "project_root": record.project_root,
         "blueprint": decode(record.blueprint_json),
         "init_ctx": decode(record.init_ctx_json),
         "labels": decode(record.labels_json),
@@ -105,8 +108,18 @@ def task(record: TaskRecord) -> Json:
 
 def blueprint(record: BlueprintRecord, *, body: bool) -> Json:
     """A version of a Blueprint; in lists without its body."""
-    shown = {"id": record.blueprint_id, "version": record.version, "created_at": rfc3339(record.created_at)}
+    shown = {
+        "id": record.blueprint_id,
+        "version": record.version,
+        "created_at": rfc3339(record.created_at),
+        "archived_at": _time(record.archived_at),
+    }
     return shown | ({"value": decode(record.body_json)} if body else {})
+
+
+def lint(found: Lint) -> Json:
+    """What a lint found."""
+    return {"ok": not found.faults, "faults": list(found.faults), "warnings": list(found.warnings)}
 
 
 def _blueprint(record: RunRecord) -> Json:

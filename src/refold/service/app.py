@@ -17,6 +17,7 @@ import structlog
 
 from refold.engine.activation import Queue
 from refold.engine.agents import Tools
+from refold.engine.agents.operator import Offers
 from refold.engine.capacity import Capacity
 from refold.engine.clock import Clock
 from refold.engine.reaper import Reaper
@@ -27,11 +28,14 @@ from refold.errors import RefoldError
 from refold.records import MetaRow, RunRecord, RunStatus
 from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger
+from refold.service.operators import Operators, needs_operator
 from refold.service.programs import Programs, SubprocessMode
 from refold.service.references import References
+from refold.service.requests import Requests
 from refold.service.reruns import Reruns
 from refold.service.runs import Runs
 from refold.service.sessions import Sessions
+from refold.service.submissions import Submissions
 from refold.service.tasks import Tasks
 from refold.session import Hub, SessionLog
 from refold.store import MemoryStore, Reader, SqliteStore, Store, Tx
@@ -61,6 +65,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """How long a Run without a driver may stand still before the sweep interrupts it; 0 turns the sweep off."""
     sweep_period_secs: float = 60.0
     auto_resume: bool = False
+    resume_on_decision: bool = True
 
 
 class App:
@@ -73,9 +78,11 @@ class App:
         self._reaper = reaper
         hub = Hub()
         store.on_commit(hub.ring)
+        offers = Offers()
         tools = Tools(
             reaper=reaper,
             clock=clock,
+            operators=offers,
             app=settings.app,
             templates=settings.templates,
             capacity=Capacity(settings.max_concurrent_steps, settings.max_subprocesses),
@@ -97,6 +104,19 @@ class App:
         )
         self.tasks = Tasks(store, clock, self._supervisor, self.blueprints, settings.subprocess)
         self.runs = Runs(store, clock, self._supervisor, settings.subprocess, replay=settings.replay)
+        log_of = SessionLog(key)
+        self.requests = Requests(
+            store,
+            clock,
+            self._supervisor,
+            self.runs,
+            self.ledger,
+            tools.desk,
+            log_of,
+            resume_on_decision=settings.resume_on_decision,
+        )
+        self.operators = Operators(store, clock, offers)
+        self.submissions = Submissions(store, self._supervisor, offers, hub, tools.output_bytes)
         self.reruns = Reruns(store, clock, self._supervisor, self.blueprints, settings.subprocess)
         self.sessions = Sessions(
             store,
@@ -106,7 +126,7 @@ class App:
             self.tasks,
             self.ledger,
             hub,
-            SessionLog(key),
+            log_of,
             settings.history_budget_bytes,
         )
 
@@ -123,6 +143,7 @@ class App:
         at = clock.now_ms()
         recovered = await store.write(lambda tx: interrupt_running(tx, SERVER_RESTART, at))
         report(recovered)
+        await app.operators.load()
         if settings.auto_resume:
             for run, _ in recovered:
                 await app._resume(run)
@@ -130,7 +151,11 @@ class App:
         return app
 
     async def _resume(self, run: RunRecord) -> None:
+        """Resumes a Run at boot, but not one that comes to an operator's step at once: nobody can be there yet."""
         try:
+            if needs_operator(await self.reruns.preview_resume(run.run_id)):
+                log.info("run_not_auto_resumed", run_id=run.run_id, kind="operator_absent")
+                return
             await self.runs.resume(run.run_id)
         except RefoldError as error:
             log.warning("run_not_auto_resumed", run_id=run.run_id, kind=error.kind, error=error.message)
@@ -148,6 +173,7 @@ class App:
         """Marks what runs as interrupted, resumable later, then stops its work and returns when it is gone."""
         at = self.clock.now_ms()
         await self.store.write(lambda tx: interrupt_running(tx, SERVER_SHUTDOWN, at))
+        self.operators.hang_up()
         await self._supervisor.stop_all()
 
     async def close(self) -> None:
@@ -155,6 +181,7 @@ class App:
         if self.closed:
             return
         self.closed = True
+        self.operators.hang_up()
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)

@@ -155,13 +155,7 @@ class Blueprints:
 
     def lint(self, value: Json) -> Lint:
         """What can be said of `value` without running it: faults, warnings, and what this server would not run."""
-        try:
-            found = lint(self._references.expand(value))
-        except BlueprintInvalid as error:
-            return Lint(tuple(error.data["faults"]), (), None)
-        if found.blueprint is None:
-            return found
-        return msgspec.structs.replace(found, warnings=(*found.warnings, *self.programs.warnings(found.blueprint)))
+        return look(value, self._references, self.programs)
 
     def expanded(self, reference: Json) -> Json:
         """The reference of a launch; an inline body without its own references. Raises BlueprintInvalid."""
@@ -198,6 +192,17 @@ class Blueprints:
             return Resolved(id=ECHO["id"], version=digest(ECHO), value=ECHO, blueprint=parse_blueprint(ECHO))
         value = decode(row.body_json)
         return Resolved(id=row.blueprint_id, version=row.version, value=value, blueprint=parse_blueprint(value))
+
+
+def look(value: Json, references: References, programs: Programs) -> Lint:
+    """What can be said of `value` where references are read as `references` does, and `programs` says what may run."""
+    try:
+        found = lint(references.expand(value))
+    except BlueprintInvalid as error:
+        return Lint(tuple(error.data["faults"]), (), None)
+    if found.blueprint is None:
+        return found
+    return msgspec.structs.replace(found, warnings=(*found.warnings, *programs.warnings(found.blueprint)))
 
 
 def _head(reader: Reader, blueprint_id: str) -> BlueprintRecord | None:

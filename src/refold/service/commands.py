@@ -6,15 +6,17 @@ effect without its answer would be applied again by a retry, an answer without i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn, TypeVar
 
 from refold.canonical import decode, digest, encode
-from refold.errors import CommandConflict, CommandRejected, Conflict, SessionBusy
+from refold.errors import CommandConflict, CommandRejected, Conflict, RefoldError, SessionBusy
 from refold.records import CommandRow
 from refold.store import Store, Tx
 
 Json = Any
+T = TypeVar("T")
 
 _REJECTIONS: Mapping[str, type[Conflict]] = {kind.kind: kind for kind in (CommandRejected, SessionBusy)}
 
@@ -59,3 +61,20 @@ class Ledger:
         if rejected := answer.get("rejected"):
             raise _REJECTIONS[rejected["kind"]](rejected["message"], **rejected["data"])
         return answer["result"], fresh
+
+
+async def later(preparing: Awaitable[T]) -> Callable[[], T]:
+    """What an effect needs and cannot await: its value, or the error, which is raised when the effect asks for it.
+
+    Raised before, it would hide what the ledger knows: a client that repeats its session/start would be refused because
+    the Blueprint was archived meanwhile.
+    """
+    try:
+        value = await preparing
+    except RefoldError as error:
+        return partial(_raise, error)
+    return lambda: value
+
+
+def _raise(error: RefoldError) -> NoReturn:
+    raise error

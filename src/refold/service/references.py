@@ -62,9 +62,8 @@ class _Expansion:
         kind, includes = top.get("default_agent_kind"), top.get("blueprint_ref_includes")
         self._kind = kind if isinstance(kind, str) else AGENT_KIND
         self._roots = roots
-        self._folders = (
-            ["", *(each for each in includes if isinstance(each, str))] if isinstance(includes, list) else [""]
-        )
+        folders = includes if isinstance(includes, list) else []
+        self._folders = ["", *(each for each in folders if isinstance(each, str))]
         self._left = TOTAL_BYTES
 
     def walk(self, value: Json, at: At) -> Json:

@@ -131,7 +131,7 @@ class Runs:
         racing calls exactly one gets through: the change of status is a compare-and-set inside one transaction.
         """
         parse_id(run_id, "R")
-        opening = self._opening(command_id)
+        opening = self.opening("resume", command_id)
         resumed = await self._store.write(lambda tx: self.open_resume(tx, run_id, opening))
         self._supervisor.drive(resumed.run)
         return resumed
@@ -203,9 +203,9 @@ class Runs:
 
         await self._store.write(remove)
 
-    def _opening(self, command_id: str | None) -> Opening:
+    def opening(self, trigger: str, command_id: str | None) -> Opening:
         turn_id = command_id or self._clock.uuid7()
-        return Opening(turn_id=turn_id, command_id=turn_id, trigger="resume")
+        return Opening(turn_id=turn_id, command_id=turn_id, trigger=trigger)
 
 
 def whole(reader: Reader, run: RunRecord) -> RunRecord:

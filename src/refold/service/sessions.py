@@ -20,7 +20,7 @@ from refold.engine.supervisor import Supervisor
 from refold.errors import CommandRejected, Conflict, InvalidRequest, NotFound, ViewTruncated
 from refold.records import LogRow, LogType, RunRecord, RunStatus, SessionRecord, TaskRecord, ValueRow
 from refold.service.blueprints import Blueprints
-from refold.service.commands import Ledger
+from refold.service.commands import Ledger, later
 from refold.service.tasks import Kick, NewTask, Tasks
 from refold.session import Frames, Hub, SessionLog, Subscription
 from refold.store import Reader, Store, Tx, append_log
@@ -112,14 +112,16 @@ class Sessions:
     ) -> tuple[SessionInfo, Position, str]:
         """Creates a Task and its Session, loads it; the Session, the position and cursor that the answer covers.
 
-        Raises NotFound for a model that is not registered, CommandRejected for a session id that is taken.
+        Raises NotFound for a model that is not registered, Conflict for one that is archived, CommandRejected for a
+        session id that is taken.
         """
         reference = {"kind": "id", "id": model or self._blueprints.default_id}
-        resolved = await self._blueprints.resolve(reference)
+        resolved = await later(self._blueprints.resolve(reference))
         new = NewTask(
             blueprint=reference,
             session_id=session_id,
             workspace_root=workspace_root,
+            project_root=workspace_root,
             client=client,
             command_id=command_id,
             default_model=model is None,
@@ -130,7 +132,7 @@ class Sessions:
                 raise CommandRejected(
                     f"session {session_id} exists already", reason="session_id_conflict", command_id=command_id
                 )
-            _, session = self._tasks.create(tx, new, resolved)
+            _, session = self._tasks.create(tx, new, resolved())
             return {"session_id": session.session_id}
 
         answer, _ = await self._ledger.apply(command_id, "session/start", params, effect, at=self._clock.now_ms())
@@ -163,16 +165,22 @@ class Sessions:
             lambda reader: self._serve(reader, session_id, cursor, preference, exclude_items)
         )
         session = served.info.session
-        if not self._hub.is_loaded(session.n):
-            at = self._clock.now_ms()
-
-            def mark(tx: Tx) -> Json:
-                append_log(tx, session.n, [view.session_resumed(at, command=command_id)])
-                return {}
-
-            await self._ledger.apply(command_id, "session/resume", params, mark, at=at)
-            self._hub.load(session.n)
+        if self._hub.load(session.n):
+            try:
+                await self._mark_loaded(session, command_id, params)
+            except BaseException:
+                self._hub.unload(session.n)
+                raise
         return msgspec.structs.replace(served, info=self._info(session))
+
+    async def _mark_loaded(self, session: SessionRecord, command_id: str, params: Json) -> None:
+        at = self._clock.now_ms()
+
+        def mark(tx: Tx) -> Json:
+            append_log(tx, session.n, [view.session_resumed(at, command=command_id)])
+            return {}
+
+        await self._ledger.apply(command_id, "session/resume", params, mark, at=at)
 
     async def read(self, session_id: str, *, exclude_items: bool) -> Served:
         """As `resume`, without loading, marking or subscribing."""
@@ -288,9 +296,7 @@ class Sessions:
         not allow), CommandRejected.
         """
         session = await self._find(session_id)
-        self._require_loaded(session)
-        resolved = await self._blueprints.resolve(await self._reference(session))
-        self._blueprints.programs.check(resolved.blueprint)
+        resolved = await later(self._blueprints.resolve(await self._reference(session)))
         opening = self._tasks.opening("turn/start", command_id, text)
         if display is not None:
             opening = msgspec.structs.replace(opening, display=display)
@@ -298,6 +304,7 @@ class Sessions:
 
         def effect(tx: Tx) -> Json:
             now = find_session(tx, session_id)
+            self._require_loaded(now)  # in here: a command that was applied before keeps its answer
             if now.active_run is not None and if_busy != "queue":
                 reason = "steer_unsupported" if if_busy == "steer" else "replace_unsupported"
                 raise CommandRejected(
@@ -307,7 +314,8 @@ class Sessions:
                 )
             task = tx.get(TaskRecord, now.task)
             assert task is not None, "a Session is made with its Task"
-            kicked = self._tasks.kick(tx, task, now, resolved, Kick(opening=opening, override={"input": text}))
+            self._blueprints.programs.check(resolved().blueprint)
+            kicked = self._tasks.kick(tx, task, now, resolved(), Kick(opening=opening, override={"input": text}))
             if kicked.launched is not None:
                 launched.append(kicked.launched)
             started = kicked.run.status == RunStatus.RUNNING

@@ -17,7 +17,8 @@ from refold.canonical import decode, encode
 from refold.engine.activation import Opening
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor
-from refold.errors import NotFound
+from refold.errors import NotFound, Unprocessable
+from refold.flowir import Blueprint
 from refold.records import (
     RunRecord,
     RunStatus,
@@ -85,6 +86,7 @@ class Tasks:
         new = msgspec.structs.replace(new, blueprint=self._blueprints.expanded(new.blueprint))
         resolved = await self._blueprints.resolve(new.blueprint)
         self._blueprints.programs.check(resolved.blueprint, mode)
+        check_folders(resolved.blueprint, new)
         kick = Kick(opening=self.opening("http"))
 
         def create(tx: Tx) -> Kicked:
@@ -235,6 +237,15 @@ class Tasks:
             return [row for row in rows if before is None or row.n < before][:limit]
 
         return await self._store.read(read)
+
+
+def check_folders(blueprint: Blueprint, new: NewTask) -> None:
+    """Raises Unprocessable if the Blueprint insists (`check_policy: strict`) on a folder and the launch names none."""
+    if blueprint.check_policy == "strict" and new.work_dir is None and new.project_root is None:
+        raise Unprocessable(
+            f"blueprint {blueprint.id!r} has check_policy strict: launch it with a work_dir or project_root",
+            kind="work_dir_required",
+        )
 
 
 def merged(*layers: Json) -> Json:

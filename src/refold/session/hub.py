@@ -40,6 +40,13 @@ class Hub:
         """Whether the Session is loaded: started, resumed or launched here."""
         return session in self._loaded
 
-    def load(self, session: int) -> None:
-        """Loads a Session: commands may now be given to it."""
+    def load(self, session: int) -> bool:
+        """Loads a Session: commands may now be given to it. Tells whether that was news: of several only one loads."""
+        if session in self._loaded:
+            return False
         self._loaded.add(session)
+        return True
+
+    def unload(self, session: int) -> None:
+        """Takes a load back that could not be recorded."""
+        self._loaded.discard(session)

@@ -66,6 +66,12 @@ class SessionLog:
             before = rows[0].seq
         raise MissingAnchor(session.session_id)
 
+    def frame(self, reader: Reader, session: SessionRecord, seq: int, k: int) -> Frame:
+        """Frame `k` of the row at `seq`."""
+        before = self.before(reader, session, Position(seq, k), 1)
+        start = before[-1][0] if before else GENESIS
+        return self.after(reader, session, start, 1)[0][1]
+
     def after(self, reader: Reader, session: SessionRecord, position: Position, limit: int | None = None) -> Frames:
         """The frames strictly after `position`, ascending: `limit` of them, or some; none only at the end of the log.
 

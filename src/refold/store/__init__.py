@@ -6,6 +6,7 @@ Only this package knows back ends; the composition root picks one.
 from refold.store.base import (
     AttemptEnd,
     AttemptOpen,
+    Question,
     Reader,
     StepCommit,
     Store,
@@ -23,6 +24,7 @@ __all__ = [
     "AttemptEnd",
     "AttemptOpen",
     "MemoryStore",
+    "Question",
     "Reader",
     "SqliteStore",
     "StepCommit",

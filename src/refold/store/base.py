@@ -32,6 +32,7 @@ from refold.records import (
     LogRow,
     MetaRow,
     ReplayRow,
+    RequestRow,
     Row,
     RunRecord,
     RunStatus,
@@ -73,6 +74,7 @@ TABLES: Final[Mapping[type[Row], Table]] = {
     CutRow: Table("cut", ("run", "ordinal")),
     ActivationRow: Table("activation", ("run", "activation")),
     LogRow: Table("log", ("session", "seq")),
+    RequestRow: Table("request", unique=(("request_id",),), indexed=(("run",), ("status",), ("session",))),
     CommandRow: Table("command", ("command_id",)),
     ValueRow: Table("value", ("digest",)),
 }
@@ -81,7 +83,8 @@ TABLES: Final[Mapping[type[Row], Table]] = {
 class AttemptEnd(Row, frozen=True, kw_only=True):
     """The end of attempt `ordinal`, and the record that shows it. `outcome_json`, `due_at`: see `AttemptRow`."""
 
-    ordinal: int
+    ordinal: int | None
+    """None where no attempt was made: a person answered, and the item of the question ends."""
     status: str
     record: LogRecord
     outcome_json: str | None = None
@@ -95,6 +98,13 @@ class AttemptOpen(Row, frozen=True, kw_only=True):
     """
 
     attempt: AttemptRow
+    record: LogRecord
+
+
+class Question(Row, frozen=True, kw_only=True):
+    """A request that is opened, and the record that shows it; the store fills in `request.opened`."""
+
+    request: RequestRow
     record: LogRecord
 
 
@@ -112,6 +122,9 @@ class StepCommit(Row, frozen=True, kw_only=True):
     waiting_on: str | None = None
     ends: tuple[AttemptEnd, ...] = ()
     opens: tuple[AttemptOpen, ...] = ()
+    questions: tuple[Question, ...] = ()
+    consumed: tuple[int, ...] = ()
+    """The integer keys of requests whose answers the flow has gone on from."""
     values: tuple[ValueRow, ...] = ()
 
 
@@ -207,14 +220,19 @@ def apply_step(tx: Tx, step: StepCommit) -> tuple[int, ...]:
         tx.put(value)
     for row in (*step.passes, *step.decisions):
         tx.insert(row)
-    records = [end.record for end in step.ends] + [opened.record for opened in step.opens]
-    seqs = [row.seq for row in append_log(tx, step.session, records)]
+    shown = (*step.ends, *step.opens, *step.questions)
+    seqs = [row.seq for row in append_log(tx, step.session, [each.record for each in shown])]
     for end in step.ends:
-        changes = {"status": end.status, "ended_at": end.record.at, "outcome_json": end.outcome_json}
-        tx.update(AttemptRow, (step.run, end.ordinal), **changes, due_at=end.due_at)
-    opened_seqs = tuple(seqs[len(step.ends) :])
+        if end.ordinal is not None:
+            changes = {"status": end.status, "ended_at": end.record.at, "outcome_json": end.outcome_json}
+            tx.update(AttemptRow, (step.run, end.ordinal), **changes, due_at=end.due_at)
+    opened_seqs = tuple(seqs[len(step.ends) : len(step.ends) + len(step.opens)])
     for opened, seq in zip(step.opens, opened_seqs, strict=True):
         tx.insert(msgspec.structs.replace(opened.attempt, opened=opened.attempt.opened or seq))
+    for question, seq in zip(step.questions, seqs[len(step.ends) + len(step.opens) :], strict=True):
+        tx.insert(msgspec.structs.replace(question.request, opened=seq))
+    for request in step.consumed:
+        tx.update(RequestRow, (request,), consumed=True)
     return opened_seqs
 
 

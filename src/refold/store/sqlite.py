@@ -200,9 +200,8 @@ class _SqliteTx:
             table = TABLES[kind]
             where = " AND ".join(f"{name}=?" for name in table.key)
             sql = self._sql[kind, "get"] = f"SELECT {_columns(kind)} FROM {table.name} WHERE {where}"
-        for values in self.connection.execute(sql, key):
-            return _row(kind, values)
-        return None
+        found = self._select(kind, sql, key)
+        return found[0] if found else None
 
     def find(
         self, kind: type[R], *, after: int = 0, limit: int | None = None, newest_first: bool = False, **equals: Any
@@ -217,7 +216,7 @@ class _SqliteTx:
         order = ", ".join(f"{name} {'DESC' if newest_first else 'ASC'}" for name in table.key)
         tail = "" if limit is None else f" LIMIT {int(limit)}"
         sql = f"SELECT {_columns(kind)} FROM {table.name}{where} ORDER BY {order}{tail}"
-        return [_row(kind, found) for found in self.connection.execute(sql, values)]
+        return self._select(kind, sql, values)
 
     def count(self, kind: type[Row], **equals: Any) -> int:
         where = f" WHERE {' AND '.join(f'{name} IS ?' for name in equals)}" if equals else ""
@@ -225,13 +224,11 @@ class _SqliteTx:
 
     def log(self, session: int, after: int, limit: int | None = None) -> list[LogRow]:
         sql = f"SELECT {_columns(LogRow)} FROM log WHERE session=? AND seq>? ORDER BY seq LIMIT ?"
-        found = self.connection.execute(sql, (session, after, -1 if limit is None else limit))
-        return [_row(LogRow, values) for values in found]
+        return self._select(LogRow, sql, (session, after, -1 if limit is None else limit))
 
     def log_before(self, session: int, before: int, limit: int) -> list[LogRow]:
         sql = f"SELECT {_columns(LogRow)} FROM log WHERE session=? AND seq<? ORDER BY seq DESC LIMIT ?"
-        rows = [_row(LogRow, values) for values in self.connection.execute(sql, (session, before, limit))]
-        return rows[::-1]
+        return self._select(LogRow, sql, (session, before, limit))[::-1]
 
     def insert(self, row: R) -> R:
         kind = type(row)
@@ -270,6 +267,12 @@ class _SqliteTx:
         self.connection.execute(f"DELETE FROM {TABLES[kind].name} WHERE {where}", tuple(equals.values()))
         return self.connection.changes()
 
+    def _select(self, kind: type[R], sql: str, values: Sequence[Any]) -> list[R]:
+        try:
+            return [_row(kind, found) for found in self.connection.execute(sql, values)]
+        except (UnicodeDecodeError, msgspec.ValidationError) as error:
+            raise StoreDamaged(f"a {TABLES[kind].name} row is not what was stored: {error}") from error
+
     def _change(self, kind: type[Row], sql: str, values: Sequence[Any]) -> None:
         try:
             self.connection.execute(sql, values)
@@ -292,7 +295,7 @@ def _row(kind: type[R], values: Sequence[Any]) -> R:
     members = dict(zip(kind.__struct_fields__, values, strict=True))
     for name in _FLAGS[kind]:  # SQLite has no booleans, and JSON would show 1 for true
         members[name] = bool(members[name])
-    return kind(**members)
+    return msgspec.convert(members, kind)  # as fast as a call, and a flipped bit in a row's header changes types
 
 
 def _deliverable(error: BaseException) -> BaseException:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from refold.errors import StoreDamaged
-from refold.records import DecisionRow, ReplayRow, Row, RunRecord
+from refold.records import DecisionRow, ReplayRow, Row, RunRecord, seal
 from refold.store import verify_replay
 from refold.testing.audit import replay_rows
 from refold.testing.history import StoreFactory, advance, begin
@@ -48,6 +48,20 @@ class DamageConformance:
         _, others = await self._sealed(factory, "b")
         for row, other in zip(rows, others, strict=True):
             factory.raw_set(type(row), (run.n, row.ordinal), msgspec.structs.replace(other, run=run.n))
+        await self._is_refused(factory, run)
+
+    async def test_a_last_row_that_was_sealed_anew_is_found(self, factory: StoreFactory) -> None:
+        run, rows = await self._sealed(factory)
+        forged = seal(rows[-2].hash, msgspec.structs.replace(rows[-1], created_at=9))
+        factory.raw_set(type(forged), (run.n, forged.ordinal), forged)
+        await self._is_refused(factory, run)
+
+    @pytest.mark.parametrize("member", ["rows", "chain"])
+    async def test_a_flipped_byte_in_the_head_is_found(self, factory: StoreFactory, member: str) -> None:
+        run, _ = await self._sealed(factory)
+        head = factory.raw_get(RunRecord, run.n)
+        flipped = msgspec.structs.replace(head, **{member: _flip(getattr(head, member))})
+        factory.raw_set(RunRecord, (run.n,), flipped)
         await self._is_refused(factory, run)
 
     async def test_an_older_copy_of_the_head_is_found(self, factory: StoreFactory) -> None:

@@ -15,6 +15,7 @@ from refold.view.page import frames_after, head, last_cursor, origins, start_of_
 from refold.view.parts import rfc3339
 from refold.view.payload import JSON_TEXT, PLAIN_TEXT, Payload, clip, stow
 from refold.view.record import Frame, render
+from refold.view.request_log import DENIED, request_opened, request_settled
 from refold.view.session_log import model_changed, session_created, session_resumed
 from refold.view.snapshot import elide, fold_digest, seed, snapshot_state, view_snapshot, weigh
 from refold.view.step_log import (
@@ -29,6 +30,7 @@ from refold.view.trace import trace
 from refold.view.turn_log import turn_completed, turn_ended, turn_opened, turn_refused, turn_unqueued, turn_woken
 
 __all__ = [
+    "DENIED",
     "GENESIS",
     "ITEM_STATUS",
     "JSON_TEXT",
@@ -62,6 +64,8 @@ __all__ = [
     "model_changed",
     "origins",
     "render",
+    "request_opened",
+    "request_settled",
     "rfc3339",
     "seed",
     "session_created",

@@ -19,11 +19,13 @@ from typing import Final, TypedDict
 from refold.canonical import decode
 from refold.errors import StoreDamaged
 from refold.records import LogRow
-from refold.view import session_log, step_log, turn_log
+from refold.view import request_log, session_log, step_log, turn_log
 from refold.view.cursor import CHAIN_BYTES, Mint, Position
 from refold.view.parts import Members, Renderer
 
-RENDERERS: Final[Mapping[str, Renderer]] = session_log.RENDERERS | turn_log.RENDERERS | step_log.RENDERERS
+RENDERERS: Final[Mapping[str, Renderer]] = (
+    session_log.RENDERERS | turn_log.RENDERERS | step_log.RENDERERS | request_log.RENDERERS
+)
 
 
 class Frame(TypedDict):

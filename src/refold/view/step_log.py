@@ -222,6 +222,7 @@ def _tool_call(opened: LogRow, opening_body: Members, **members: object) -> Memb
         callId=opened.item_id,
         taskId=opened.item_id,
         args=args_text(opening_body["args"]),
+        approvalId=opening_body.get("request_id") if opened.type == LogType.APPROVAL_OPENED else None,
         **members,
     )
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from refold.engine.agents.base import Agent, Assignment, Cause, Definition, Groups, Report, Tools, Unusable, allowed
 from refold.engine.agents.builtin import BUILTINS, BuiltinAgent
+from refold.engine.agents.operator import OPERATOR
 from refold.engine.agents.python import FunctionAgent
 from refold.engine.agents.subprocess import SubprocessAgent
 from refold.engine.agents.template import TemplateAgent
@@ -17,7 +18,18 @@ from refold.engine.agents.wait import WaitAgent
 from refold.flowir import WAIT
 from refold.flowir.templates import template_of
 
-__all__ = ["Agent", "Assignment", "Cause", "Definition", "Groups", "Report", "Tools", "allowed", "performer"]
+__all__ = [
+    "OPERATOR",
+    "Agent",
+    "Assignment",
+    "Cause",
+    "Definition",
+    "Groups",
+    "Report",
+    "Tools",
+    "allowed",
+    "performer",
+]
 
 
 def performer(agent: Definition, tools: Tools) -> Agent:
@@ -50,6 +62,10 @@ def _rust_fn(agent: Definition, tools: Tools) -> Agent:
     return _builtin(agent.spec["fn_id"], agent)
 
 
+def _operator(agent: Definition, tools: Tools) -> Agent:
+    return tools.operators or Unusable("operators cannot attach here: start a server")
+
+
 def _builtin(name: str, agent: Definition) -> Agent:
     if name not in BUILTINS:
         return Unusable(f"no built-in function {name!r}: there are {', '.join(BUILTINS)}")
@@ -60,6 +76,7 @@ KINDS: Final[Mapping[str, Callable[[Definition, Tools], Agent]]] = {
     "subprocess": _subprocess,
     "python": _python,
     "rust_fn": _rust_fn,
+    OPERATOR: _operator,
     WAIT: WaitAgent,
 }
 """Agent kind -> what makes its agents. `rust_fn` is the published name of the built-in ones (mse 1.6)."""

@@ -18,8 +18,9 @@ from typing import Any, Final, Literal, Protocol
 
 from refold.engine.capacity import Capacity
 from refold.engine.clock import Clock
+from refold.engine.desk import Desk
 from refold.engine.secrets import Secrets
-from refold.flowir import Failed, Outcome
+from refold.flowir import Failed, Outcome, Verdict
 from refold.records import Json, Lane
 
 Cause = Literal["blocked", "error", "timeout"]
@@ -39,6 +40,10 @@ class Definition(Protocol):
     def kind(self) -> str: ...
     @property
     def spec(self) -> Mapping[str, Json]: ...
+    @property
+    def profile(self) -> Mapping[str, Json] | None: ...
+    @property
+    def verdict(self) -> Verdict | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +115,9 @@ class Tools:
     clock: Clock = field(default_factory=Clock)
     capacity: Capacity = field(default_factory=lambda: Capacity(64, 16))
     secrets: Secrets = field(default_factory=Secrets)
+    desk: Desk = field(default_factory=Desk)
+    operators: Agent | None = None
+    """Who performs the steps of attached operators, where operators can attach: `agents.operator.Offers`."""
     app: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """The functions of the loaded app modules by their names, `module:function`."""
     templates: Mapping[str, Json] = field(default_factory=dict)

@@ -9,12 +9,17 @@ Laws:
 from __future__ import annotations
 
 import json
+import string
+from typing import Final
 
 from refold.canonical import decode_strict, encode
 from refold.engine.agents.base import Report
 from refold.errors import InvalidJson
 from refold.flowir import Failed, Pass
 from refold.records import Json
+
+_LANGUAGE: Final = string.ascii_letters + string.digits + "_+-"
+"""What may follow the opening of a code fence."""
 
 
 def passed(value: Json, limit: int) -> Report:
@@ -44,6 +49,25 @@ def printed(data: bytes) -> Report:
     # JSON but for an escape such as "\\ud83d" without its other half. Text would be no better: the flow reads `$.x.y`.
     report = passed(json.loads(text), len(data) * 4)
     return report if isinstance(report.outcome, Pass) else Report(Pass(text), mended)
+
+
+def folded(value: Json) -> Json:
+    """What a model or a person wrote, as the flow is to read it: a string that holds an object or array becomes one.
+
+    A code fence around it is taken off: a model that is told to leave it out writes it all the same. Scalars stay
+    strings, for `"5"` and `"true"` may be meant as text. Source of the rule: mse 2.6.
+    """
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if text.startswith("```"):
+        text = text.strip("`").lstrip(_LANGUAGE).strip()
+    if not text.startswith(("{", "[")):
+        return value
+    try:
+        return decode_strict(text)
+    except InvalidJson:
+        return value
 
 
 def too_large(limit: int) -> Failed:

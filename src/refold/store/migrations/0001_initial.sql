@@ -70,6 +70,7 @@ CREATE TABLE run (
   rows        INTEGER NOT NULL,
   chain       BLOB NOT NULL,
   labels_json TEXT NOT NULL,
+  resume_wanted INTEGER NOT NULL,
   created_at  INTEGER NOT NULL,
   updated_at  INTEGER NOT NULL,
   started_at  INTEGER,
@@ -173,6 +174,42 @@ CREATE TABLE log (
   hash      BLOB NOT NULL,
   PRIMARY KEY (session, seq)
 );
+
+CREATE TABLE request (
+  n               INTEGER PRIMARY KEY,
+  request_id      TEXT NOT NULL UNIQUE,
+  kind            TEXT NOT NULL,
+  source          TEXT NOT NULL,
+  run             INTEGER NOT NULL,
+  run_id          TEXT NOT NULL,
+  task_id         TEXT NOT NULL,
+  session         INTEGER NOT NULL,
+  session_id      TEXT NOT NULL,
+  generation      INTEGER NOT NULL,
+  step_id         TEXT NOT NULL,
+  step_ref        TEXT NOT NULL,
+  input_hash      TEXT NOT NULL,
+  occurrence      INTEGER NOT NULL,
+  lane_json       TEXT NOT NULL,
+  nth             INTEGER NOT NULL,
+  turn_id         TEXT NOT NULL,
+  title           TEXT NOT NULL,
+  action_json     TEXT NOT NULL,
+  digest          TEXT NOT NULL,
+  choices_json    TEXT NOT NULL,
+  questions_json  TEXT NOT NULL,
+  status          TEXT NOT NULL,
+  opened          INTEGER NOT NULL,
+  opened_at       INTEGER NOT NULL,
+  expires_at      INTEGER,
+  settled         INTEGER,
+  settled_at      INTEGER,
+  resolution_json TEXT,
+  consumed        INTEGER NOT NULL
+);
+CREATE INDEX request_run ON request (run);
+CREATE INDEX request_status ON request (status);
+CREATE INDEX request_session ON request (session);
 
 CREATE TABLE command (
   command_id  TEXT PRIMARY KEY,

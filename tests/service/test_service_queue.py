@@ -1,0 +1,207 @@
+"""The queue of a Session: one activation at a time, and what the next turn knows of those before it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from service_kit import Crew, House, Line, answer, ended, faults, flow, path, result, step
+
+from refold.engine.agents import Assignment, Report
+from refold.flowir import Failed, Pass
+from refold.records import LogRow, LogType, RunRecord, RunStatus, SessionRecord
+from refold.service.app import App
+from refold.store import Reader
+
+pytestmark = pytest.mark.anyio
+
+TALK = flow(step("s", path("$"), "$.output"), id="talk")
+S = RunStatus
+
+
+@pytest.fixture
+async def app(house: House, crew: Crew) -> AsyncIterator[App]:
+    app = await house.open()
+    await app.blueprints.add(TALK)
+    yield app
+
+
+async def runs(app: App) -> list[RunRecord]:
+    return await app.store.read(lambda reader: reader.find(RunRecord))
+
+
+async def statuses(app: App) -> list[str]:
+    return [run.status for run in await runs(app)]
+
+
+def bug(work: Assignment) -> Report:
+    raise LookupError("a bug in an agent")
+
+
+async def queued(line: Line, crew: Crew, *texts: str) -> tuple[str, list[str]]:
+    """A Session whose first turn is under way and has others behind it: its id, and all turn ids."""
+    crew.hold("s")
+    session = await line.start("talk")
+    answers = [await line.turn(session, text) for text in texts]
+    await crew.begun("s")
+    assert [each["disposition"] for each in answers] == ["started", *["queued"] * (len(texts) - 1)]
+    return session, [each["turnId"] for each in answers]
+
+
+async def test_turns_run_one_after_the_other_in_their_order(app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        session, turns = await queued(line, crew, "one", "two", "three")
+        assert await statuses(app) == [S.RUNNING, S.PENDING, S.PENDING]
+        snapshot = (await line.resume(session, history="snapshot"))["history"]["snapshot"]["state"]
+        assert [turn["turnId"] for turn in snapshot["queuedTurns"]] == turns[1:]
+        crew.free("s")
+        await line.turn_ended(turns[-1])
+        assert [work.directive["input"] for work in crew.of("s")] == ["one", "two", "three"]
+        starts = [frame for frame in line.pushed(session) if frame["method"].startswith("turn/")]
+        assert [(frame["method"], frame["params"]["turnId"]) for frame in starts] == [
+            (method, turn) for turn in turns for method in ("turn/started", "turn/completed")
+        ]
+        assert await faults(app) == []
+
+
+@pytest.mark.parametrize("end", ["done", "failed", "cancelled"])
+async def test_the_next_turn_launches_in_the_commit_of_the_end(app: App, crew: Crew, end: str) -> None:
+    stalls: list[Any] = []
+    write = app.store.write
+
+    async def watched(fn: Callable[..., Any]) -> Any:
+        done = await write(fn)
+        stalls.extend(await app.store.read(stalled))
+        return done
+
+    async with Line(app) as line:
+        _, turns = await queued(line, crew, "one", "two")
+        app.store.write = watched
+        if end == "cancelled":
+            await app.runs.cancel((await runs(app))[0].run_id)
+        elif end == "failed":
+            crew.acts["s"] = lambda work: Report(Failed("no"))
+        crew.free("s")
+        await line.turn_ended(turns[-1])
+        assert stalls == [], "a Session was idle, not held, and had a Run in its queue"
+        log = await app.store.read(lambda reader: reader.find(LogRow))
+        order = [row.type for row in log if row.type.startswith("turn.")]
+        closed = LogType.TURN_COMPLETED if end == "done" else LogType.TURN_ENDED
+        assert order[:3] == [LogType.TURN_OPENED, closed, LogType.TURN_OPENED]
+
+
+def stalled(reader: Reader) -> list[RunRecord]:
+    """Pending Runs that nothing holds back."""
+    idle = {each.n for each in reader.find(SessionRecord) if each.active_run is None and not each.held}
+    return [run for run in reader.find(RunRecord, status=S.PENDING) if run.session in idle]
+
+
+@pytest.mark.parametrize("end", ["fall", "crash", "shutdown"])
+async def test_after_an_interruption_the_queue_is_held_until_a_kick(
+    house: House, app: App, crew: Crew, end: str
+) -> None:
+    async with Line(app) as line:
+        session, _ = await queued(line, crew, "one", "two")
+        first = (await runs(app))[0]
+        if end == "fall":
+            crew.acts["s"] = bug
+            crew.free("s")
+            await ended(app, first)
+            crew.acts.clear()
+            crew.hold("s")
+    if end == "shutdown":
+        await app.drain()
+    if end != "fall":
+        app = await house.reboot(app)
+    assert await statuses(app) == [S.INTERRUPTED, S.PENDING]
+    await app.runs.cancel(first.run_id)
+    assert await statuses(app) == [S.CANCELLED, S.PENDING], "a cancel is no kick"
+    async with Line(app) as line:
+        await line.resume(session)
+        kick = await line.turn(session, "three")
+        assert kick["disposition"] == "queued", "the kick lets the queue go; the older turn goes first"
+        assert await statuses(app) == [S.CANCELLED, S.RUNNING, S.PENDING]
+        crew.free("s")
+        await line.turn_ended(kick["turnId"])
+    assert [work.directive["input"] for work in crew.of("s")] == ["one", "two", "three"]
+    assert await statuses(app) == [S.CANCELLED, S.DONE, S.DONE]
+    assert await faults(app) == []
+
+
+async def test_a_resume_runs_its_own_run_first_and_then_the_queue(house: House, app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        await queued(line, crew, "one", "two")
+    app = await house.reboot(app)
+    first, second = await runs(app)
+    await app.runs.resume(first.run_id)
+    await crew.begun("s", 2)
+    assert await statuses(app) == [S.RUNNING, S.PENDING]
+    crew.free("s")
+    await ended(app, second)
+    assert [work.directive["input"] for work in crew.of("s")] == ["one", "one", "two"]
+
+
+async def test_a_turn_knows_its_number_and_what_the_last_done_one_left(app: App, crew: Crew) -> None:
+    crew.acts["s"] = lambda work: Report(Failed("no")) if work.directive["input"] == "two" else answer(work)
+    async with Line(app) as line:
+        session, turns = await queued(line, crew, "one", "two", "three")
+        crew.free("s")
+        await line.turn_ended(turns[-1])
+        await line.turn_ended((await line.turn(session, "four"))["turnId"])
+    asked = [work.directive for work in crew.of("s")]
+    finals = [result(run) for run in await runs(app)]
+    assert [each["turn"] for each in asked] == [1, 2, 3, 4]
+    assert [each["previous"] for each in asked] == [None, finals[0], finals[0], finals[2]]
+    assert await statuses(app) == [S.DONE, S.FAILED, S.DONE, S.DONE]
+
+
+async def test_what_a_turn_remembers_is_bounded(app: App, crew: Crew) -> None:
+    crew.acts["s"] = lambda work: Report(Pass("said"))
+    async with Line(app) as line:
+        session = await line.start("talk")
+        for n in range(14):
+            await line.turn_ended((await line.turn(session, str(n)))["turnId"])
+    depths = []
+    for work in crew.of("s"):
+        ctx, depth = work.directive, 0
+        while (ctx := ctx["previous"]) is not None:
+            depth += 1
+        depths.append(depth)
+    assert depths == [min(n, 9) for n in range(14)]
+
+
+async def test_a_queued_turn_that_is_cancelled_leaves_the_queue_and_says_so(app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        session, turns = await queued(line, crew, "one", "two", "three")
+        second = (await runs(app))[1]
+        await app.runs.cancel(second.run_id)
+        unqueued = await line.until(lambda frame: frame.get("method") == "turn/unqueued")
+        assert (unqueued["params"]["turnId"], unqueued["params"]["commandId"]) == (turns[1], turns[1])
+        crew.free("s")
+        await line.turn_ended(turns[-1])
+        assert [work.directive["input"] for work in crew.of("s")] == ["one", "three"]
+        page = await line.page(session)
+        assert turns[1] not in [frame["params"]["turnId"] for frame in page if frame["method"] == "turn/started"]
+    assert await statuses(app) == [S.DONE, S.CANCELLED, S.DONE]
+
+
+@pytest.mark.parametrize("if_busy", ["steer", "replace"])
+async def test_what_is_not_offered_to_a_busy_session_is_rejected_and_named(app: App, crew: Crew, if_busy: str) -> None:
+    async with Line(app) as line:
+        session, _ = await queued(line, crew, "one")
+        with pytest.raises(Exception, match=f"{if_busy}_unsupported"):
+            await line.turn(session, "two", ifBusy=if_busy)
+        assert await statuses(app) == [S.RUNNING]
+
+
+async def test_a_turn_of_a_session_that_is_not_loaded_is_refused(house: House, app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        session = await line.start("talk")
+    app = await house.reboot(app)
+    async with Line(app) as line:
+        with pytest.raises(Exception, match="sessionNotLoaded"):
+            await line.turn(session)
+        assert await statuses(app) == []
+        await line.resume(session)
+        assert (await line.turn(session))["disposition"] == "started"

@@ -1,0 +1,424 @@
+"""What readers of a Session are served: pages, pushes, snapshots and suffixes are all one history, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+from service_kit import (
+    PATIENCE_SECS,
+    Crew,
+    Frame,
+    House,
+    Json,
+    Line,
+    Refused,
+    cursor_of,
+    ended,
+    everything,
+    flow,
+    lit,
+    path,
+    seq,
+    step,
+    uuid7,
+)
+
+from refold import view
+from refold.canonical import canonical
+from refold.engine.agents import Assignment, Report
+from refold.errors import CommitFailed
+from refold.flowir import Failed, Pass
+from refold.records import LogRow, LogType, RunRecord, SessionRecord
+from refold.service.app import App
+from refold.service.sessions import find_session
+from refold.store import Reader, append_log
+
+pytestmark = pytest.mark.anyio
+
+MARKERS = 650
+"""More rows without a frame than one read of the log takes."""
+
+LANES = {
+    "kind": "fanout",
+    "items": lit([1, 2, 3]),
+    "bind": path("$.i"),
+    "join": "all",
+    "out": path("$.lanes"),
+    "body": seq(step("lane", path("$.i")), step("lane", path("$.i"))),
+}
+GUARDED = {"kind": "try", "body": step("shy", 1), "catch": seq(), "err_at": path("$.err")}
+RICH = flow(step("s", path("$.input")), GUARDED, LANES, step("big", 1), step("s", 2, "$.output"), id="rich")
+
+
+def long_text(work: Assignment) -> Report:
+    return Report(Pass("ünïcode line of a long output\n" * 600))
+
+
+@pytest.fixture
+async def app(house: House, crew: Crew) -> AsyncIterator[App]:
+    app = await house.open()
+    crew.acts |= {"big": long_text, "shy": lambda work: Report(Failed("shy"))}
+    await app.blueprints.add(RICH)
+    yield app
+
+
+async def grown(line: Line, turns: int = 2) -> str:
+    """A Session with some turns behind it."""
+    session = await line.start("rich")
+    for n in range(turns):
+        await line.turn_ended((await line.turn(session, f"turn {n}"))["turnId"])
+    return session
+
+
+def fold(frames: list[Frame]) -> view.ViewState:
+    state = view.ViewState()
+    for frame in frames:
+        assert view.apply(state, frame) in (view.Outcome.APPLIED, view.Outcome.UNKNOWN), frame
+    return state
+
+
+async def log_rows(app: App, session: str) -> list[LogRow]:
+    return await app.store.read(lambda reader: reader.log(find_session(reader, session).n, 0))
+
+
+async def mark_loads(app: App, session: str, times: int) -> None:
+    """Writes `times` markers of cold loads, as that many restarts would."""
+    at = app.clock.now_ms()
+    records = [view.session_resumed(at, command=uuid7()) for _ in range(times)]
+    await app.store.write(lambda tx: append_log(tx, find_session(tx, session).n, records))
+
+
+# -- one history ------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_pushed_is_what_is_paged_both_ways(app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        session = await grown(line)
+        page = await line.page(session)
+        assert line.pushed(session) == page[2:], "session/start covers the first two"
+        assert [frame["params"]["prevCursor"] for frame in page] == [None, *map(cursor_of, page[:-1])]
+        for limit in (1, 2, 3, 7, 1000):
+            assert await line.page(session, limit) == page
+            assert await line.page(session, limit, direction="backward") == page
+        for cut, frame in enumerate(page):
+            at = {"cursor": cursor_of(frame)}
+            assert await line.page(session, 5, **at) == page[cut + 1 :]
+            assert await line.page(session, 5, direction="backward", **at) == page[:cut]
+
+
+async def test_a_restart_changes_no_byte_of_it(house: House, app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        session = await grown(line)
+        page = await line.page(session)
+    app = await house.reboot(app)
+    async with Line(app) as line:
+        assert await line.page(session) == page
+        await line.resume(session)
+        assert await line.page(session) == page
+
+
+async def test_a_suffix_is_strictly_after_its_cursor_at_every_cut(house: House, app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        session = await grown(line, 1)
+        page = await line.page(session)
+        whole = fold(page)
+    for cut in range(len(page)):
+        app = await house.reboot(app) if cut % 10 == 0 else app
+        async with Line(app) as line:
+            answer = await line.resume(session, cursor=cursor_of(page[cut]))
+            assert (answer["history"]["mode"], answer["history"]["noneReason"]) == ("none", "cursorSuffix")
+            assert answer["viewCursor"] == cursor_of(page[-1])
+            if cut + 1 < len(page):
+                await line.until(lambda frame: frame.get("params", {}).get("viewCursor") == whole.cursor)
+            assert line.pushed(session) == page[cut + 1 :]
+            assert view.fold_digest(fold(page[: cut + 1] + line.pushed(session))) == view.fold_digest(whole)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_slow_readers_of_a_fast_writer_get_everything_once(app: App, crew: Crew, seed: int) -> None:
+    chance = random.Random(seed)
+    async with Line(app) as writer:
+        session = await grown(writer, 1)
+        kept = await writer.page(session)
+        readers = [Line(app) for _ in range(5)]
+        starts = [chance.randrange(len(kept)) for _ in readers]
+        for reader, start in zip(readers, starts, strict=True):
+            await reader.__aenter__()
+            await reader.resume(session, cursor=cursor_of(kept[start]))
+
+        async def dawdle(reader: Line, chance: random.Random) -> None:
+            while True:
+                reader.ready.clear()
+                for _ in range(chance.randrange(40)):
+                    await asyncio.sleep(0)
+                reader.ready.set()
+                for _ in range(chance.randrange(4)):
+                    await asyncio.sleep(0)
+
+        slow = [asyncio.create_task(dawdle(each, random.Random(seed * 10 + n))) for n, each in enumerate(readers[1:])]
+        turns = [(await writer.turn(session, str(n)))["turnId"] for n in range(6)]
+        for reader in readers:
+            await reader.turn_ended(turns[-1])
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+        page = await writer.page(session)
+        for reader, start in zip(readers, starts, strict=True):
+            assert reader.pushed(session) == page[start + 1 :]
+            await reader.__aexit__()
+        assert len(page) > len(kept) + 6 * 20
+
+
+async def test_what_is_appended_between_the_bell_and_the_read_is_delivered(app: App, crew: Crew) -> None:
+    """A read that has found nothing yet, while something comes in: nobody rings again for it."""
+    async with Line(app) as line:
+        session = await grown(line, 1)
+    row = await app.store.read(lambda reader: find_session(reader, session))
+    head = (await log_rows(app, session))[-1]
+    subscription = app.sessions.subscription(row, view.Position(head.seq, head.frames - 1))
+    read, late = app.store.read, iter([True, False])
+
+    async def slow(fn: Callable[[Reader], Any]) -> Any:
+        found = await read(fn)
+        if next(late, False):
+            at = app.clock.now_ms()
+            await app.store.write(
+                lambda tx: append_log(tx, row.n, [view.model_changed(at, model="m", source="user", command=uuid7())])
+            )
+        return found
+
+    app.store.read = slow
+    batch = await asyncio.wait_for(anext(subscription.frames()), PATIENCE_SECS)
+    assert [frame["method"] for _, frame in batch] == ["session/modelChanged"]
+    subscription.close()
+
+
+# -- the ladder -------------------------------------------------------------------------------------------------------
+
+FORMS = {"auto": "inline", "inline": "inline", "anchored": "inline", "snapshot": "snapshot"}
+"""What each preference is served where everything fits; no Session has a boundary yet."""
+
+
+def bytes_of(value: Json) -> int:
+    return len(canonical(value))
+
+
+def elided(history: Json) -> Json:
+    """An elided form of a served snapshot, made by the test's own hands."""
+    snapshot = history["snapshot"]
+    items = [
+        {
+            name: member
+            for name, member in item.items()
+            if "outputRef" not in item or name not in ("visibleOutput", "text")
+        }
+        for item in snapshot["state"]["items"]
+    ]
+    return history | {"snapshot": snapshot | {"state": snapshot["state"] | {"items": items}}}
+
+
+def served_within(budget: int, forms: dict[str, Json], preference: str) -> Json:
+    """What the ladder must serve: the first form, from the preferred one downwards, that fits."""
+    ladder = ["inline", "snapshot", "elided"]
+    for form in ladder[ladder.index(FORMS[preference]) :]:
+        if bytes_of(forms[form]) <= budget:
+            return forms[form]
+    return {"mode": "none", "items": None, "snapshot": None, "noneReason": "historyBudget"}
+
+
+@pytest.mark.parametrize("preference", FORMS)
+async def test_what_is_served_is_what_is_reported_at_every_budget(
+    house: House, app: App, crew: Crew, preference: str
+) -> None:
+    async with Line(app) as line:
+        session = await grown(line, 1)
+        page = await line.page(session)
+        inline, snapshot = [(await line.resume(session, history=form))["history"] for form in ("inline", "snapshot")]
+    whole = fold(page)
+    forms = {"inline": inline, "snapshot": snapshot, "elided": elided(snapshot)}
+    assert inline == {"mode": "inline", "items": list(whole.items.values()), "snapshot": None}
+    assert view.fold_digest(view.seed(snapshot["snapshot"])) == view.fold_digest(whole)
+    sizes = sorted({bytes_of(form) for form in forms.values()})
+    assert len(sizes) == 3, "the forms differ in size, or the test shows nothing"
+    budgets = {0, 64, *(size + more for size in sizes for more in (-1, 0, 1)), 4 * 1024 * 1024}
+    for budget in sorted(budgets):
+        app = await house.reboot(app, history_budget_bytes=budget)
+        async with Line(app) as line:
+            answer = await line.resume(session, history=preference)
+            assert answer["history"] == served_within(budget, forms, preference)
+            assert answer["viewCursor"] == whole.cursor
+            carried = bytes_of(answer["history"]) if answer["history"]["mode"] != "none" else 0
+            assert carried <= budget
+            suffix = (await line.resume(session, history=preference, cursor=cursor_of(page[0])))["history"]
+            assert suffix["noneReason"] == "cursorSuffix", "a held cursor is served outside the budget"
+            left_out = (await line.resume(session, history=preference, excludeItems=True))["history"]
+            assert (left_out["mode"], left_out["noneReason"]) == ("none", "excluded")
+
+
+async def test_a_snapshot_and_what_follows_it_is_the_fold_from_genesis(app: App, crew: Crew) -> None:
+    """Snapshots at as many moments of a running Session as there are commits in it."""
+    snapshots: list[Json] = []
+    commit = app.store.commit
+
+    async def watched(step: Any) -> Any:
+        seqs = await commit(step)
+        served, _ = await app.sessions.snapshot(session)
+        snapshots.append(served.history["snapshot"])
+        return seqs
+
+    async with Line(app) as line:
+        session = await line.start("rich")
+        app.store.commit = watched
+        await line.turn_ended((await line.turn(session))["turnId"])
+        page = await line.page(session)
+    cursors, whole = [cursor_of(frame) for frame in page], fold(page)
+    assert len({snapshot["viewCursor"] for snapshot in snapshots}) == len(snapshots) >= 6
+    for snapshot in snapshots:
+        at = cursors.index(snapshot["viewCursor"]) + 1
+        assert snapshot["foldDigest"] == view.fold_digest(fold(page[:at]))
+        state = view.seed(snapshot)
+        for frame in page[at:]:
+            assert view.apply(state, frame) is view.Outcome.APPLIED
+        assert view.fold_digest(state) == view.fold_digest(whole)
+
+
+async def test_the_payload_that_an_elided_snapshot_leaves_out_can_be_read(app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        session = await grown(line, 1)
+        (big,) = [
+            frame["params"]["item"]
+            for frame in await line.page(session)
+            if "outputRef" in frame["params"].get("item", {})
+        ]
+        text, size = "", big["outputRef"]["byteLen"]
+        while len(text.encode()) < size:
+            slice_ = {"offsetBytes": len(text.encode()), "lengthBytes": 4099}
+            part = await _read(line, session, big, slice_)
+            text += part["content"]
+            assert part["eof"] == (len(text.encode()) == size)
+    assert text == "ünïcode line of a long output\n" * 600
+    assert text.startswith(big["visibleOutput"])
+
+
+async def _read(line: Line, session: str, item: Json, slice_: Json) -> Json:
+    """A slice; where it would cut a character in two, the error says how long it may be."""
+    reference = {"sessionId": session, "itemId": item["itemId"], "outputRef": item["outputRef"]["id"]}
+    try:
+        return await line.call("item/readOutput", **reference, **slice_)
+    except Refused as no:
+        aligned = no.data["alignedNextOffset"] - slice_["offsetBytes"]
+        return await line.call("item/readOutput", **reference, **slice_ | {"lengthBytes": aligned})
+
+
+# -- loads ------------------------------------------------------------------------------------------------------------
+
+
+async def marks(app: App, session: str) -> int:
+    return len((await app.sessions.snapshot(session))[1])
+
+
+async def test_a_cold_load_is_recorded_once_and_a_warm_attach_is_not(house: House, app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        session = await grown(line, 1)
+        assert await marks(app, session) == 0
+    for times in (1, 2):
+        app = await house.reboot(app)
+        async with Line(app) as one, Line(app) as other:
+            await asyncio.gather(one.resume(session), other.resume(session))
+            await one.resume(session)
+            before = await everything(app)
+            async with Line(app) as third:
+                await third.resume(session)
+            assert await everything(app) == before
+        assert await marks(app, session) == times
+
+
+async def test_a_load_that_could_not_be_recorded_is_none(house: House, app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        session = await grown(line, 1)
+    app = await house.reboot(app)
+    write = app.store.write
+
+    async def full(fn: Callable[..., Any]) -> Any:
+        raise CommitFailed("the disk is full")
+
+    async with Line(app) as line:
+        app.store.write = full
+        with pytest.raises(Refused):
+            await line.resume(session)
+        app.store.write = write
+        with pytest.raises(Refused, match="sessionNotLoaded"):
+            await line.turn(session)
+        await line.resume(session)
+        await line.turn(session)
+    assert await marks(app, session) == 1
+
+
+async def test_rows_without_a_frame_break_nothing(house: House, app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        session = await grown(line, 1)
+        before = await line.page(session)
+        first = cursor_of(before[-1])
+        digest = (await line.resume(session, history="snapshot"))["history"]["snapshot"]["foldDigest"]
+        await mark_loads(app, session, MARKERS)
+        await line.turn_ended((await line.turn(session, "after the markers"))["turnId"])
+        await mark_loads(app, session, MARKERS)
+        page = await line.page(session)
+        assert page[: len(before)] == before
+        assert [frame["params"]["prevCursor"] for frame in page] == [None, *map(cursor_of, page[:-1])]
+        assert line.pushed(session) == page[2:]
+    app = await house.reboot(app)
+    async with Line(app) as line:
+        assert await line.page(session) == page
+        for limit in (1, 3, 1000):
+            assert await line.page(session, limit) == page
+            assert await line.page(session, limit, direction="backward") == page
+        answer = await line.resume(session, cursor=first)
+        assert answer["viewCursor"] == cursor_of(page[-1])
+        await line.until(lambda frame: frame.get("params", {}).get("viewCursor") == cursor_of(page[-1]))
+        assert line.pushed(session) == page[len(before) :]
+        snapshot = (await line.resume(session, history="snapshot"))["history"]["snapshot"]
+        assert snapshot["viewCursor"] == cursor_of(page[-1])
+        assert snapshot["foldDigest"] == view.fold_digest(fold(page)) != digest
+    rows = await log_rows(app, session)
+    assert sum(row.type == LogType.SESSION_RESUMED for row in rows) == 2 * MARKERS + 1
+    assert await marks(app, session) == 2 * MARKERS + 1
+
+
+async def test_a_run_launched_over_http_is_a_session_like_any_other(app: App, crew: Crew) -> None:
+    from service_kit import launch
+
+    run = await ended(app, await launch(app, RICH, input="over http"))
+    async with Line(app) as line:
+        page = await line.page(run.session_id)
+        state = fold(page)
+        assert state.active_turn is None
+        assert (state.turn_count, state.last_turn["terminal"]) == (1, "completed")
+        assert {item["kind"] for item in state.items.values()} == {"workflow", "toolCall", "agentMessage"}
+        assert all(item["status"] != "inProgress" for item in state.items.values())
+
+
+async def test_boot_recovery_closes_what_was_open_and_twice_is_once(house: House, app: App, crew: Crew) -> None:
+    crew.hold("lane")
+    async with Line(app) as line:
+        session = await line.start("rich")
+        await line.turn(session)
+        await crew.begun("lane", 3)
+        state = fold(await line.page(session))
+        assert state.active_turn is not None
+        assert sum(item["status"] == "inProgress" for item in state.items.values()) == 4
+    app = await house.reboot(app)
+    once = await everything(app)
+    async with Line(app) as line:
+        state = fold(await line.page(session))
+    assert state.active_turn is None
+    assert (state.last_turn["terminal"], state.last_turn["reason"]) == ("cancelled", "server restart")
+    assert {item["status"] for item in state.items.values()} == {"completed", "failed", "cancelled"}
+    app = await house.reboot(app)
+    assert await everything(app) == once
+    (run,), (row,) = once[RunRecord.__name__], once[SessionRecord.__name__]
+    assert (run.status, run.result_json, row.active_run) == ("interrupted", '{"error":"server restart"}', None)
