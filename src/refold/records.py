@@ -91,6 +91,7 @@ class LogType(StrEnum):
     SESSION_CREATED = "session.created"
     SESSION_RESUMED = "session.resumed"
     MODEL_CHANGED = "model.changed"
+    NAME_CHANGED = "name.changed"
     TURN_OPENED = "turn.opened"
     TURN_WOKEN = "turn.woken"
     TURN_COMPLETED = "turn.completed"
@@ -111,6 +112,7 @@ FRAMES: Final[Mapping[str, int]] = {
     LogType.SESSION_CREATED: 2,  # modelChanged, approvalModeChanged
     LogType.SESSION_RESUMED: 0,  # the durable marker of a cold load; not an event of the view
     LogType.MODEL_CHANGED: 1,
+    LogType.NAME_CHANGED: 1,
     LogType.TURN_OPENED: 3,  # turn/started, userMessage, workflow opened
     LogType.TURN_WOKEN: 2,  # as above without input: turn/started, workflow opened
     LogType.TURN_COMPLETED: 3,  # workflow closed, agentMessage, turn/completed
@@ -218,6 +220,8 @@ class RunRecord(Row, frozen=True, kw_only=True):
     generation: int
     activation: int
     turn_id: str | None
+    woken_by: str = ""
+    """What asked for its present activation: `turn/start`, `http`, `resume`, `decision`, `rerun-from` …"""
     opened: int
     """The Session seq of the record that opened the present turn; 0 while pending."""
     input_json: str | None
@@ -227,8 +231,8 @@ class RunRecord(Row, frozen=True, kw_only=True):
     rows: int
     chain: bytes
     labels_json: str
-    resume_wanted: bool = False
-    """A decision came while the Session was busy: the Run resumes, before any pending kick, when it falls idle."""
+    resume_wanted: str | None = None
+    """A decision came while the Session was busy: the Run resumes as this turn, before any kick, once that is idle."""
     created_at: int
     updated_at: int
     started_at: int | None

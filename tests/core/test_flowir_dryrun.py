@@ -23,16 +23,19 @@ from strategies import CTX, branch, fanout, flows, guard, loop, seq, step
 from refold.canonical import decode, digest, encode
 from refold.flowir import (
     Abandon,
+    JOINS,
     AgentDef,
     Blocked,
     Blueprint,
     Decision,
     Dispatch,
     Failed,
+    Fanout,
     FlowMachine,
     Node,
     Pass,
     Plan,
+    PlannedStep,
     ReplayCursor,
     ReplayKey,
     Skip,
@@ -240,7 +243,8 @@ def key_of(row: Any) -> ReplayKey:
 
 
 def lane_of(row: Any) -> Lane:
-    return tuple((fork, index) for fork, index in decode(row.lane_json))
+    """The lane of a row or of a planned step."""
+    return row.lane if isinstance(row, PlannedStep) else tuple((fork, at) for fork, at in decode(row.lane_json))
 
 
 # -- the judgement ----------------------------------------------------------------------------------------------------
@@ -252,19 +256,21 @@ def assert_plan_is_right(life: Life, target: Target, plan: Plan) -> None:
     assert len(listed) == len(set(listed))
     withheld = {key_of(each) for each in plan.steps if each.why == "the target"}
     assert len(withheld) == plan.withheld
-    targets = [life.places[key] for key in withheld]
+    targets = [life.places[key] for key in withheld if key in life.places]
     ended = targets + [life.places[key] for key in life.unfinished]
     kept = set(map(key_of, plan.kept))
     for key in kept:
         assert key not in withheld and not needs(life.places[key], targets), f"{key} was kept"
     for key in life.live & life.reached - withheld:
         place = life.places[key]
-        if not needs(place, ended):
+        if not (needs(place, ended) or has_queues(life.flow)):
             assert not matches(target, key, place), f"{key} was not withheld"
             assert key in kept, f"{key} was not kept"
     assert life.live <= kept | set(map(key_of, plan.dropped))
     for row in live_rows(life.standing, life.standing):
         winner = Place((*lane_of(row), (row.fork, row.winner)), 0, -1)
+        if not any(is_within(place, winner.lane) for place in life.places.values()):
+            continue  # no place tells where a winner stands that asked nothing
         dropped = row in plan.dropped_decisions
         assert not dropped or is_open(winner, ended), f"{row} was dropped"
         assert dropped or not is_open(winner, targets), f"{row} was kept"
@@ -272,7 +278,22 @@ def assert_plan_is_right(life: Life, target: Target, plan: Plan) -> None:
 
 def is_open(winner: Place, ended: list[Place]) -> bool:
     """Whether a lane does not settle, or is not even opened, where lanes end at these places."""
-    return needs(winner, ended) or any(place.lane[: len(winner.lane)] == winner.lane for place in ended)
+    return needs(winner, ended) or any(is_within(place, winner.lane) for place in ended)
+
+
+def has_queues(flow: Any) -> bool:
+    """Whether lanes of an `any` or `race` in the flow are started only if earlier ones do not win: they need those."""
+    if isinstance(flow, Fanout) and flow.concurrency and JOINS[flow.join].wins:
+        return True
+    return isinstance(flow, tuple | msgspec.Struct) and any(map(has_queues, parts(flow)))
+
+
+def parts(node: Any) -> Iterable[Any]:
+    return msgspec.structs.astuple(node) if isinstance(node, msgspec.Struct) else node
+
+
+def is_within(place: Place, lane: Lane) -> bool:
+    return place.lane[: len(lane)] == lane
 
 
 def matches(target: Target, key: ReplayKey, place: Place) -> bool:
@@ -289,19 +310,19 @@ def assert_execution_equals(life: Life, plan: Plan, drive: Drive) -> None:
     won = {(lane_of(row), row.fork): row.winner for row in life.standing}
     assert len(won) == len(life.standing), "what was decided is decided again"
     if drive.machine.result is not None:
-        due = {key_of(each) for each in plan.steps if each.plan == "runs" and each.why != DOWNSTREAM}
-        assert survivors(life, kept, won) <= set(drive.answered), "a kept row was not asked for"
-        assert survivors(life, due, won) <= drive.asked, "a listed step did not run"
+        due = [each for each in plan.steps if each.plan == "runs" and each.why != DOWNSTREAM]
+        assert survivors(plan.kept, won) <= set(drive.answered), "a kept row was not asked for"
+        assert survivors(due, won) <= drive.asked, "a listed step did not run"
 
 
-def survivors(life: Life, keys: set[ReplayKey], won: Mapping[tuple[Lane, int], int]) -> set[ReplayKey]:
-    """Those of the steps that are in no lane that lost."""
-    return {
-        key
-        for key in keys
-        for lane in [life.places[key].lane]
-        if all(won.get((lane[:depth], fork), index) == index for depth, (fork, index) in enumerate(lane))
-    }
+def survivors(steps: Iterable[Any], won: Mapping[tuple[Lane, int], int]) -> set[ReplayKey]:
+    """Those of the rows or planned steps that are in no lane that lost."""
+
+
+    def has_lost(lane: Lane) -> bool:
+        return any(won.get((lane[:depth], fork), index) != index for depth, (fork, index) in enumerate(lane))
+
+    return {key_of(each) for each in steps if not has_lost(lane_of(each))}
 
 
 def assert_rerun_is_its_preview(life: Life, target: Target, seed: int, most: int = -1, planner: Planner = dry_replay):

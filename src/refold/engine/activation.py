@@ -85,6 +85,8 @@ def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: in
         epoch=run.epoch + 1,
         activation=run.activation + 1,
         turn_id=opening.turn_id,
+        woken_by=opening.trigger,
+        resume_wanted=None,
         opened=row.seq,
         result_json=None,
         updated_at=at,
@@ -151,17 +153,27 @@ def begin_generation(tx: Tx, run: RunRecord, retired: list[list[int]], input_jso
 
 
 def close_activation(
-    tx: Tx, run: RunRecord, verb: Verb, queue: Queue, *, at: int, result: Json, reason: str = ""
+    tx: Tx,
+    run: RunRecord,
+    verb: Verb,
+    queue: Queue,
+    *,
+    at: int,
+    result: Json,
+    reason: str = "",
+    go_on: bool | None = None,
 ) -> RunRecord | None:
     """Closes the activation of `run` as it stands in the store; the next Run of the queue if that was launched.
 
     `result` is the final ctx, or `{"error": text}`; `reason` says briefly why there is no final ctx. Raises Fenced if
-    the Run is no longer in that activation.
+    the Run is no longer in that activation. `go_on` says whether the queue launches in the same commit; without it the
+    end decides (`LAUNCHES_NEXT`).
     """
     now = tx.get(RunRecord, run.n)
     if now is None or (now.status, now.epoch) != (RunStatus.RUNNING, run.epoch):
         raise Fenced(f"run {run.run_id} is no longer in activation {run.activation}", run_id=run.run_id)
     status = next_status(now.status, verb)
+    goes_on = verb in LAUNCHES_NEXT if go_on is None else go_on
     session = session_of(tx, now)
     records, children = _end_attempts(tx, now, at)
     if verb is not Verb.INTERRUPT:
@@ -183,10 +195,10 @@ def close_activation(
         (session.n,),
         active_run=None,
         active_turn=None,
-        held=verb not in LAUNCHES_NEXT,
+        held=not goes_on,
         turns=session.turns + 1,
     )
-    return queue.launch_next(tx, session.n, at) if verb in LAUNCHES_NEXT else None
+    return queue.launch_next(tx, session.n, at) if goes_on else None
 
 
 def cancel_idle(tx: Tx, run: RunRecord, at: int) -> None:
@@ -218,11 +230,16 @@ class Queue:
     def launch_next(self, tx: Tx, session_n: int, at: int) -> RunRecord | None:
         """Launches a pending Run of this Session, else one of another that waits for capacity; None if none may go.
 
-        A Run that only capacity holds back says so from then on.
+        A Run that a decision wants resumed goes before all of them. One that only capacity holds back says so from then
+        on.
         """
+        for run in tx.find(RunRecord, session=session_n, status=RunStatus.INTERRUPTED):
+            if run.resume_wanted is not None and session_of(tx, run).active_run is None:
+                opening = Opening(turn_id=run.resume_wanted, command_id=run.resume_wanted, trigger="decision")
+                return open_activation(tx, run, Verb.RESUME, opening, at)
         for run in tx.find(RunRecord, session=session_n, status=RunStatus.PENDING, limit=1):
             if session_of(tx, run).active_run is None:
-                return self._launch(tx, run, at)
+                return self.launch(tx, run, at)
         return self.launch_waiting(tx, at)
 
     def launch_waiting(self, tx: Tx, at: int) -> RunRecord | None:
@@ -233,10 +250,11 @@ class Queue:
         for run in tx.find(RunRecord, status=RunStatus.PENDING, waiting_on="capacity"):
             session = session_of(tx, run)
             if session.active_run is None and not session.held:
-                return self._launch(tx, run, at)
+                return self.launch(tx, run, at)
         return None
 
-    def _launch(self, tx: Tx, run: RunRecord, at: int) -> RunRecord | None:
+    def launch(self, tx: Tx, run: RunRecord, at: int) -> RunRecord | None:
+        """Launches this pending Run, whose Session is idle, if there is capacity."""
         if tx.count(RunRecord, status=RunStatus.RUNNING) < self._max_running:
             return open_activation(tx, _completed(tx, run), Verb.LAUNCH, _queued_opening(run), at)
         tx.update(RunRecord, (run.n,), waiting_on="capacity")

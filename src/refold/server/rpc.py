@@ -18,6 +18,7 @@ import structlog
 
 from refold import __version__
 from refold.errors import BoundaryPruned, CommandRejected, Conflict, NotFound, RefoldError
+from refold.flowir.lifecycle import Verb
 from refold.protocol import Call, Connection, HostInfo
 from refold.records import RequestRow, SessionRecord
 from refold.service.app import App
@@ -46,6 +47,8 @@ class Answer(msgspec.Struct, frozen=True):
     result: Mapping[str, Json]
     follow: tuple[SessionRecord, Position] | None = None
     asks: tuple[tuple[str, Json], ...] = ()
+    told: tuple[tuple[str, Json], ...] = ()
+    """Notifications that follow the answer: method and params."""
 
 
 class Rpc:
@@ -176,6 +179,8 @@ class Peer:
             self._connection.reply(call, answer.result)
             for opened, params in answer.asks:
                 self._ask(opened, params)
+            for method, params in answer.told:
+                self._notify(method, params)
             await self._flush()
             if answer.follow is not None:
                 self._subscribe(*answer.follow)
@@ -275,7 +280,7 @@ class Peer:
     async def model_list(self, params: Json) -> Answer:
         heads = await self._app.blueprints.heads()
         models = [{"modelId": head.blueprint_id, "displayLabel": head.blueprint_id} for head in heads]
-        return Answer({"models": models})
+        return Answer({"models": models, "providerId": "refold", "profileId": None, "source": "configCatalog"})
 
     async def view_subscribe(self, params: Json) -> Answer:
         session, position, head = await self._app.sessions.subscribe(params["sessionId"], params.get("after"))
@@ -307,7 +312,7 @@ class Peer:
                 reason="unsupported_input",
                 command_id=params["commandId"],
             )
-        ack = await self._app.sessions.start_turn(
+        ack = await self._app.turns.start(
             params["commandId"],
             params,
             session_id=params["sessionId"],
@@ -324,6 +329,55 @@ class Peer:
                 "startedNewTurn": ack.disposition == "started",
             }
         )
+
+    async def turn_interrupt(self, params: Json) -> Answer:
+        return await self._stop(params, Verb.INTERRUPT)
+
+    async def turn_cancel(self, params: Json) -> Answer:
+        return await self._stop(params, Verb.CANCEL)
+
+    async def _stop(self, params: Json, verb: Verb) -> Answer:
+        command_id, session_id, turn_id = params["commandId"], params["sessionId"], params.get("turnId")
+        stopped = await self._app.turns.stop(command_id, params, session_id=session_id, turn_id=turn_id, verb=verb)
+        return Answer(_accepted(params) | {"turnId": stopped})
+
+    async def turn_steer(self, params: Json) -> Answer:
+        raise CommandRejected(
+            "the running agent takes no input; queue a turn",
+            reason="steer_unsupported",
+            command_id=params["commandId"],
+        )
+
+    async def turn_unqueue(self, params: Json) -> Answer:
+        session_id, turn_id = params["sessionId"], params["turnId"]
+        await self._app.turns.unqueue(params["commandId"], params, session_id=session_id, turn_id=turn_id)
+        return Answer(_accepted(params) | {"turnId": turn_id})
+
+    async def workflow_cancel(self, params: Json) -> Answer:
+        session_id, run_id = params["sessionId"], params["workflowRunId"]
+        await self._app.turns.cancel_workflow(params["commandId"], params, session_id=session_id, run_id=run_id)
+        return Answer(_accepted(params))
+
+    async def workflow_resume(self, params: Json) -> Answer:
+        command_id, session_id, run_id = params["commandId"], params["sessionId"], params["workflowRunId"]
+        turn_id = await self._app.turns.resume_workflow(command_id, params, session_id=session_id, run_id=run_id)
+        return Answer(_accepted(params) | {"turnId": turn_id})
+
+    async def session_set_model(self, params: Json) -> Answer:
+        model = params["model"]["modelId"]
+        await self._app.sessions.set_model(params["commandId"], params, session_id=params["sessionId"], model=model)
+        return Answer(_accepted(params))
+
+    async def session_rename(self, params: Json) -> Answer:
+        name = params["name"]
+        await self._app.sessions.rename(params["commandId"], params, session_id=params["sessionId"], name=name)
+        return Answer(_accepted(params) | {"name": name})
+
+    async def session_leave(self, params: Json) -> Answer:
+        session = await self._app.sessions.leave(params["commandId"], params, session_id=params["sessionId"])
+        self._unsubscribe(session.n)
+        done = {"commandId": params["commandId"], "sessionId": params["sessionId"], "outcome": "released"}
+        return Answer(_accepted(params), told=(("session/leaveCompleted", done),))
 
     async def item_read_output(self, params: Json) -> Answer:
         part = await self._app.sessions.read_output(
@@ -418,6 +472,15 @@ HANDLERS: Final[Mapping[str, Callable[[Peer, Json], Awaitable[Answer]]]] = {
     "view/unsubscribe": Peer.view_unsubscribe,
     "view/page": Peer.view_page,
     "turn/start": Peer.turn_start,
+    "turn/interrupt": Peer.turn_interrupt,
+    "turn/cancel": Peer.turn_cancel,
+    "turn/steer": Peer.turn_steer,
+    "turn/unqueue": Peer.turn_unqueue,
+    "workflow/cancel": Peer.workflow_cancel,
+    "workflow/resume": Peer.workflow_resume,
+    "session/setModel": Peer.session_set_model,
+    "session/rename": Peer.session_rename,
+    "session/leave": Peer.session_leave,
     "item/readOutput": Peer.item_read_output,
     "approval/listPending": Peer.approval_list_pending,
     "approval/decide": Peer.approval_decide,

@@ -37,6 +37,7 @@ from refold.service.runs import Runs
 from refold.service.sessions import Sessions
 from refold.service.submissions import Submissions
 from refold.service.tasks import Tasks
+from refold.service.turns import Turns
 from refold.session import Hub, SessionLog
 from refold.store import MemoryStore, Reader, SqliteStore, Store, Tx
 
@@ -128,6 +129,16 @@ class App:
             hub,
             log_of,
             settings.history_budget_bytes,
+        )
+        self.turns = Turns(
+            store,
+            clock,
+            self._supervisor,
+            self.blueprints,
+            self.tasks,
+            self.runs,
+            self.sessions,
+            self.ledger,
         )
 
     @classmethod

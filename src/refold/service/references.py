@@ -147,10 +147,13 @@ def _read_beneath(root: Path, name: str, limit: int) -> bytes:
         target = (top / name).resolve(strict=True)
         if not target.is_relative_to(top) or target == top:
             raise _Refused("reference_refused", f"{name[:80]!r} leads outside", "a link leads out of the root")
-        with open(_descend(top, target.relative_to(top).parts), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        with contextlib.ExitStack() as opened:
+            found = _descend(top, target.relative_to(top).parts)
+            opened.callback(os.close, found)
+            if not stat.S_ISREG(os.fstat(found).st_mode):
                 raise _Refused("reference_unreadable", f"{name[:80]!r} is no plain file")
-            data = file.read(limit + 1)
+            with open(found, "rb", closefd=False) as file:
+                data = file.read(limit + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise
     except (OSError, RuntimeError) as error:  # a loop of links is a RuntimeError

@@ -176,7 +176,7 @@ class Requests:
         return Settled(request=request, resumed=done["resumed"])
 
     def _go_on(self, tx: Tx, request: RequestRow, turn_id: str, driven: list[RunRecord]) -> bool:
-        """Has the Run go on: its driver is told after the commit, or it is resumed in it, or once its Session is idle."""
+        """Has the Run go on: told after the commit, or resumed in it, or resumed once its Session is idle."""
         run = tx.get(RunRecord, request.run)
         assert run is not None, "a request is made with its Run, and goes with it"
         if run.status != RunStatus.INTERRUPTED:
@@ -185,7 +185,7 @@ class Requests:
             return False
         session = find_session(tx, request.session_id)
         if session.active_run is not None:
-            tx.update(RunRecord, (run.n,), resume_wanted=True)
+            tx.update(RunRecord, (run.n,), resume_wanted=turn_id)
             return False
         driven.append(self._runs.open_resume(tx, run.run_id, self._runs.opening("decision", turn_id)).run)
         return True

@@ -18,10 +18,10 @@ from refold.engine.activation import snapshot
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor
 from refold.errors import CommandRejected, Conflict, InvalidRequest, NotFound, ViewTruncated
-from refold.records import LogRow, LogType, RunRecord, RunStatus, SessionRecord, TaskRecord, ValueRow
+from refold.records import LogRow, LogType, RunRecord, RunStatus, SessionRecord, ValueRow
 from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger, later
-from refold.service.tasks import Kick, NewTask, Tasks
+from refold.service.tasks import NewTask, Tasks
 from refold.session import Frames, Hub, SessionLog, Subscription
 from refold.store import Reader, Store, Tx, append_log
 from refold.view import Anchor, Position, Rung
@@ -64,13 +64,6 @@ class OutputPart(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     eof: bool
     media_type: str
-
-
-class TurnAck(msgspec.Struct, frozen=True, kw_only=True):
-    """What a turn/start answers."""
-
-    turn_id: str
-    disposition: str
 
 
 class Sessions:
@@ -201,7 +194,7 @@ class Sessions:
             return session, self._log.position(reader, session, after or head), head
 
         session, position, head = await self._store.read(read)
-        self._require_loaded(session)
+        self.require_loaded(session)
         return session, position, head
 
     def _serve(
@@ -285,60 +278,49 @@ class Sessions:
         rows.sort(key=lambda row: (row.updated_at, row.n), reverse=True)
         return [self._info(row) for row in rows[:limit]]
 
-    # -- turns --------------------------------------------------------------------------------------------------------
+    # -- changing -----------------------------------------------------------------------------------------------------
 
-    async def start_turn(
-        self, command_id: str, params: Json, *, session_id: str, text: str, display: str | None, if_busy: str
-    ) -> TurnAck:
-        """Kicks the Session's Task with `text` as input. The turn id is the command id.
-
-        Raises NotFound, Conflict (not loaded, `blueprint_archived`), Unprocessable (a program that this server does
-        not allow), CommandRejected.
-        """
-        session = await self._find(session_id)
-        resolved = await later(self._blueprints.resolve(await self._reference(session)))
-        opening = self._tasks.opening("turn/start", command_id, text)
-        if display is not None:
-            opening = msgspec.structs.replace(opening, display=display)
-        launched: list[RunRecord] = []
+    async def set_model(self, command_id: str, params: Json, *, session_id: str, model: str) -> None:
+        """Has later turns run another registered Blueprint. Raises NotFound, Conflict (not loaded, archived)."""
+        resolved = await later(self._blueprints.resolve({"kind": "id", "id": model}))
+        at = self._clock.now_ms()
 
         def effect(tx: Tx) -> Json:
-            now = find_session(tx, session_id)
-            self._require_loaded(now)  # in here: a command that was applied before keeps its answer
-            if now.active_run is not None and if_busy != "queue":
-                reason = "steer_unsupported" if if_busy == "steer" else "replace_unsupported"
-                raise CommandRejected(
-                    f"the running turn takes no input, and {if_busy} is not offered; queue the turn",
-                    reason=reason,
-                    command_id=command_id,
-                )
-            task = tx.get(TaskRecord, now.task)
-            assert task is not None, "a Session is made with its Task"
-            self._blueprints.programs.check(resolved().blueprint)
-            kicked = self._tasks.kick(tx, task, now, resolved(), Kick(opening=opening, override={"input": text}))
-            if kicked.launched is not None:
-                launched.append(kicked.launched)
-            started = kicked.run.status == RunStatus.RUNNING
-            return {"turn_id": opening.turn_id, "disposition": "started" if started else "queued"}
+            session = find_session(tx, session_id)
+            self.require_loaded(session)
+            name = resolved().name
+            append_log(tx, session.n, [view.model_changed(at, model=name, source="user", command=command_id)])
+            tx.update(SessionRecord, (session.n,), model_id=name)
+            return {}
 
-        answer, _ = await self._ledger.apply(command_id, "turn/start", params, effect, at=self._clock.now_ms())
-        for run in launched:
-            self._supervisor.drive(run)
-        return TurnAck(**answer)
+        await self._ledger.apply(command_id, "session/setModel", params, effect, at=at)
 
-    async def _reference(self, session: SessionRecord) -> Json:
-        """The Blueprint reference of the Session: its model, or the inline Blueprint that its Task was made with."""
-        task = await self._store.read(lambda reader: reader.get(TaskRecord, session.task))
-        assert task is not None, "a Session is made with its Task"
-        reference = decode(task.blueprint_json)
-        return reference if reference["kind"] == "inline" else {"kind": "id", "id": session.model_id}
+    async def rename(self, command_id: str, params: Json, *, session_id: str, name: str) -> None:
+        """Names the Session. Raises NotFound."""
+        at = self._clock.now_ms()
+
+        def effect(tx: Tx) -> Json:
+            session = find_session(tx, session_id)
+            append_log(tx, session.n, [view.name_changed(at, name=name, command=command_id)])
+            tx.update(SessionRecord, (session.n,), name=name)
+            return {}
+
+        await self._ledger.apply(command_id, "session/rename", params, effect, at=at)
+
+    async def leave(self, command_id: str, params: Json, *, session_id: str) -> SessionRecord:
+        """Notes that a client leaves; the Session, whose subscription its connection then ends. Raises NotFound."""
+
+        def effect(tx: Tx) -> Json:
+            self.require_loaded(find_session(tx, session_id))
+            return {}
+
+        await self._ledger.apply(command_id, "session/leave", params, effect, at=self._clock.now_ms())
+        return await self._store.read(lambda reader: find_session(reader, session_id))
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
-    async def _find(self, session_id: str) -> SessionRecord:
-        return await self._store.read(lambda reader: find_session(reader, session_id))
-
-    def _require_loaded(self, session: SessionRecord) -> None:
+    def require_loaded(self, session: SessionRecord) -> None:
+        """Raises Conflict if the Session is not loaded here: no command may be given to it."""
         if not self._hub.is_loaded(session.n):
             raise Conflict(
                 f"session {session.session_id} is not loaded here; resume it first",
@@ -389,5 +371,3 @@ _PAYLOADS: Mapping[Rung, Any] = {
     Rung.ELIDED: lambda state, queued: view.elide(view.view_snapshot(state, queued)),
 }
 """What each rung serves. An anchored snapshot needs a boundary, which no Session has yet."""
-
-__all__ = ["Page", "Served", "SessionInfo", "Sessions", "TurnAck", "find_session", "queued_turns"]

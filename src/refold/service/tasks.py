@@ -55,6 +55,8 @@ class Kick(msgspec.Struct, frozen=True, kw_only=True):
 
     opening: Opening
     override: Json = None
+    ahead: bool = False
+    """Whether it is launched before what waits in the queue."""
 
 
 class Kicked(msgspec.Struct, frozen=True):
@@ -211,7 +213,9 @@ class Tasks:
                 ended_at=None,
             )
         )
-        launched = self._supervisor.queue.launch_next(tx, session.n, at) if session.active_run is None else None
+        queue, launched = self._supervisor.queue, None
+        if session.active_run is None:
+            launched = queue.launch(tx, run, at) if kick.ahead else queue.launch_next(tx, session.n, at)
         now = tx.get(RunRecord, run.n)
         assert now is not None, "inserted above"
         return Kicked(run=now, launched=launched)

@@ -16,7 +16,7 @@ from refold.view.parts import rfc3339
 from refold.view.payload import JSON_TEXT, PLAIN_TEXT, Payload, clip, stow
 from refold.view.record import Frame, render
 from refold.view.request_log import DENIED, request_opened, request_settled
-from refold.view.session_log import model_changed, session_created, session_resumed
+from refold.view.session_log import model_changed, name_changed, session_created, session_resumed
 from refold.view.snapshot import elide, fold_digest, seed, snapshot_state, view_snapshot, weigh
 from refold.view.step_log import (
     ITEM_STATUS,
@@ -62,6 +62,7 @@ __all__ = [
     "mint",
     "minter",
     "model_changed",
+    "name_changed",
     "origins",
     "render",
     "request_opened",

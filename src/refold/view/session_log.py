@@ -49,8 +49,18 @@ def _model_changed(row: LogRow, body: Members, opening: LogRow | None) -> list[P
     return [("session/modelChanged", {"modelId": body["model"], "providerId": None, "source": body["source"]})]
 
 
+def name_changed(at: int, *, name: str, command: str) -> LogRecord:
+    """The Session has a name, which a person gave it."""
+    return LogRecord(type=LogType.NAME_CHANGED, at=at, body={"name": name, "command": command})
+
+
+def _name_changed(row: LogRow, body: Members, opening: LogRow | None) -> list[Part]:
+    return [("session/nameChanged", {"name": body["name"], "nameOrigin": "custom"})]
+
+
 RENDERERS: Final[Mapping[LogType, Renderer]] = {
     LogType.SESSION_CREATED: _session_created,
     LogType.SESSION_RESUMED: _session_resumed,
     LogType.MODEL_CHANGED: _model_changed,
+    LogType.NAME_CHANGED: _name_changed,
 }
