@@ -92,6 +92,7 @@ class LogType(StrEnum):
     SESSION_RESUMED = "session.resumed"
     MODEL_CHANGED = "model.changed"
     NAME_CHANGED = "name.changed"
+    COMPACTED = "session.compacted"
     TURN_OPENED = "turn.opened"
     TURN_WOKEN = "turn.woken"
     TURN_COMPLETED = "turn.completed"
@@ -113,6 +114,7 @@ FRAMES: Final[Mapping[str, int]] = {
     LogType.SESSION_RESUMED: 0,  # the durable marker of a cold load; not an event of the view
     LogType.MODEL_CHANGED: 1,
     LogType.NAME_CHANGED: 1,
+    LogType.COMPACTED: 2,  # the compaction item opened and closed; the latter's cursor is the boundary
     LogType.TURN_OPENED: 3,  # turn/started, userMessage, workflow opened
     LogType.TURN_WOKEN: 2,  # as above without input: turn/started, workflow opened
     LogType.TURN_COMPLETED: 3,  # workflow closed, agentMessage, turn/completed
@@ -190,6 +192,8 @@ class SessionRecord(Row, frozen=True, kw_only=True):
     chain: bytes
     active_run: int | None
     active_turn: str | None
+    floor: int = 0
+    """The seq of the first row that is retained; the cursor of its last frame is the earliest held one. 0: all are."""
     held: bool
     """True while the queue waits for an operator's kick (after boot, sweep or shutdown)."""
     launched: int
@@ -332,6 +336,25 @@ class CutRow(Row, frozen=True, kw_only=True):
     retired_json: str
     created_at: int
     hash: bytes = b""
+
+
+class BoundaryRow(Row, frozen=True, kw_only=True):
+    """An installed compaction boundary: the folded state at the record `seq`, from which an anchored snapshot is served.
+
+    The items stand in immutable segments, content-addressed values, so that only segments with a changed item are
+    written anew. `rest_json` is the state without its items, and what a snapshot leaves out. Byte counts are those of
+    the segments' items, whole and elided, so that a rung is chosen without reading them.
+    """
+
+    session: int
+    seq: int
+    at: int
+    rest_json: str
+    segments_json: str
+    size: int
+    elided: int
+    pruned: bool = False
+    """Retention has taken it: an anchor that names it is answered with the latest one."""
 
 
 class RequestRow(Row, frozen=True, kw_only=True):

@@ -159,10 +159,10 @@ class Life:
 
     @property
     def unfinished(self) -> set[ReplayKey]:
-        """The steps that were cut off or given up when they were asked last."""
-        last = {key_of(attempt): attempt for attempt in self.attempts}
-        passed = set(map(key_of, self.uncut))
-        return {key for key, attempt in last.items() if attempt.status in (None, "cancelled")} - passed
+        """The steps that have no answer: neither a row, nor a refusal when they answered last."""
+        answers = {key_of(attempt): attempt for attempt in self.attempts if attempt.status is not None}
+        refused = {key for key, attempt in answers.items() if attempt.outcome_json is not None}
+        return set(map(key_of, self.attempts)) - refused - set(map(key_of, self.uncut))
 
     def plan(self, target: Target | None = None, planner: Planner = dry_replay) -> Plan:
         blueprint = Blueprint(id="b", flow=self.flow)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from service_kit import Crew, House, Line, Refused, ended, everything, flow, launch, result, seq, step, uuid7
+from service_kit import Crew, House, Line, Refused, ended, everything, flow, launch, path, result, seq, step, uuid7
 
 from refold.canonical import digest
+from refold.engine.agents import Report
 from refold.errors import BlueprintInvalid, Conflict, InvalidRequest, NotFound, Unprocessable
+from refold.flowir import Pass, Skip
 from refold.flowir.templates import check_templates
 from refold.records import RunStatus
 from refold.service.app import App
@@ -87,10 +89,10 @@ async def test_what_is_not_there_is_not_found(app: App) -> None:
 
 async def test_a_faulty_blueprint_or_id_registers_nothing(app: App) -> None:
     before = await everything(app)
-    for value, path in ((mine("one") | {"flow": 5}, "$.flow"), (mine("one") | {"id": "a/b"}, "$.id")):
+    for value, at in ((mine("one") | {"flow": 5}, "$.flow"), (mine("one") | {"id": "a/b"}, "$.id")):
         with pytest.raises(BlueprintInvalid) as caught:
             await app.blueprints.add(value)
-        assert [fault["path"] for fault in caught.value.data["faults"]] == [path]
+        assert [fault["path"] for fault in caught.value.data["faults"]] == [at]
     assert await everything(app) == before
 
 
@@ -320,28 +322,27 @@ async def test_a_strict_blueprint_insists_on_a_folder(app: App) -> None:
 # -- verdicts ---------------------------------------------------------------------------------------------------------
 
 
-async def test_a_pass_that_breaks_its_contract_is_a_failure(house: House, app: App) -> None:
-    contract = {"channel": "body", "values": ["PASS", "BLOCKED"]}
-    value = mine("x") | {
-        "flow": {
-            "kind": "try",
-            "body": step("a", {"op": "path", "at": "$.say"}),
-            "catch": seq(),
-            "err_at": {"op": "path", "at": "$.err"},
-        }
+async def test_a_pass_that_breaks_its_contract_is_a_failure_and_is_not_logged(app: App, crew: Crew) -> None:
+    crew.acts["a"] = lambda work: Report(Pass(work.directive))
+    guarded = {
+        "kind": "try",
+        "body": step("a", path("$.say")),
+        "catch": seq(),
+        "err_at": path("$.err"),
     }
-    value["agents"][0] |= {"verdict": contract}
-    kept = with_crew_echo(value)
-    said = result(await ended(app, await launch(app, kept, say="PASS")))
-    assert said == {"say": "PASS", "a": "PASS"}
-    broken = await launch(app, kept, say="PAS")
-    said = result(await ended(app, broken))
+    value = mine("") | {"flow": guarded}
+    value["agents"][0] |= {"verdict": {"channel": "body", "values": ["PASS", "BLOCKED"]}}
+    kept = await ended(app, await launch(app, value, say="PASS"))
+    assert result(kept) == {"say": "PASS", "a": "PASS"}
+    broken = await ended(app, await launch(app, value, say="PAS"))
+    said = result(broken)
     assert 'verdict contract: expected one of PASS, BLOCKED in the body, got "PAS"' in said["err"]
     assert "a" not in said
-    assert await app.runs.replay(broken.run_id) == []
+    assert [len(await app.runs.replay(run.run_id)) for run in (kept, broken)] == [1, 0]
 
 
-def with_crew_echo(value: Json) -> Json:
-    """The agents of `value` as built-in ones of another kind than the crew performs."""
-    agents = [agent | {"kind": "rust_fn", "spec": {"fn_id": "identity"}} for agent in value["agents"]]
-    return value | {"agents": agents}
+async def test_a_refusal_needs_no_verdict(app: App, crew: Crew) -> None:
+    crew.acts["a"] = lambda work: Report(Skip("not today"))
+    value = mine("x")
+    value["agents"][0] |= {"verdict": {"channel": "body", "values": ["PASS"]}}
+    assert (await ended(app, await launch(app, value))).status == RunStatus.DONE

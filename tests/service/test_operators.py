@@ -87,7 +87,7 @@ async def attempts(app: App, run: RunRecord) -> list[AttemptRow]:
 
 
 async def test_a_step_is_on_record_before_it_is_offered_and_its_run_says_what_it_waits_for(app: App) -> None:
-    run = await launch(app, with_operator(step("op", path("$.job")), instructions="carefully"), job={"n": 1})
+    run = await launch(app, with_operator(step("op", path("$.job")), spec={"instructions": "carefully"}), job={"n": 1})
     offer = await offered(app, await attach(app))
     (attempt,) = await attempts(app, run)
     work = offer.work

@@ -20,7 +20,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from refold.records import AttemptRow, LogRow, Row, RunRecord, RunStatus, SessionRecord
+from refold.records import AttemptRow, DecisionRow, LogRow, ReplayRow, Row, RunRecord, RunStatus, SessionRecord
 from refold.store import MemoryStore, Reader, SqliteStore, Store, Tx, append_log
 from refold.store.base import TABLES
 from refold.testing.faults import PowerVFS
@@ -54,6 +54,10 @@ def _delete(kind: type[Row], place: int) -> Change:
     return change
 
 
+def _delete_run(kind: type[Row], run: int) -> Change:
+    return lambda tx: tx.delete(kind, run=run)
+
+
 def _append(session: int, count: int) -> Change:
     return lambda tx: append_log(tx, session, [note(str(number)) for number in range(count)])
 
@@ -75,6 +79,7 @@ changes = st.one_of(
     st.builds(_insert, kinds, few),
     st.builds(_put, keyed, few, few),
     st.builds(_delete, kinds, few),
+    st.builds(_delete_run, st.sampled_from([AttemptRow, ReplayRow, DecisionRow]), few),
     st.builds(_append, few, few),
     st.builds(_take, few, st.none() | few, st.sampled_from([RunStatus.RUNNING, RunStatus.CANCELLED])),
     st.builds(_end, few, few),
@@ -102,6 +107,8 @@ def questions(draw: st.DrawFn) -> Callable[[Reader], Any]:
     name = draw(st.sampled_from(kind.__struct_fields__))
     equals = {name: draw(st.sampled_from([getattr(filled(kind, salt), name), None, salt]))}
     window = {"limit": draw(st.none() | few), "newest_first": draw(st.booleans())}
+    if isinstance(getattr(filled(kind), TABLES[kind].key[-1]), int):
+        window |= {"after": draw(st.just(0) | few), "before": draw(st.none() | few)}
     return lambda reader: (reader.find(kind, **window, **equals), reader.count(kind, **equals))
 
 

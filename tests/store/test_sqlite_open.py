@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import stat
@@ -93,6 +94,7 @@ async def test_what_is_not_ours_is_refused_and_left_as_it_was(path: Path, name: 
         with pytest.raises(refusal) as raised:
             SqliteStore.open(path)
         assert str(path) in raised.value.message
+        assert not _open_files(path.parent)
         with pytest.raises(refusal):
             await SqliteStore.peek(path, audit)
         assert _files(path) == before
@@ -162,6 +164,12 @@ async def test_damaged_pages_are_found_by_reads_and_writes(path: Path, spoil: by
     with pytest.raises(CommitFailed):
         await store.write(lambda tx: tx.find(ValueRow))
     await store.close()
+
+
+def _open_files(directory: Path) -> list[str]:
+    """What this process has open in `directory`."""
+    opened = [fd.readlink() for fd in Path("/proc/self/fd").iterdir() if fd.exists()]
+    return [str(path) for path in opened if path.parent == directory]
 
 
 def _files(path: Path) -> dict[str, bytes]:
@@ -279,10 +287,17 @@ async def test_a_peek_at_nothing_is_refused(path: Path) -> None:
         await SqliteStore.peek(path, audit)
 
 
+async def test_a_close_commits_what_is_queued(path: Path) -> None:
+    store = SqliteStore.open(path)
+    run, _ = await asyncio.gather(begin(store), store.close())
+    assert await SqliteStore.peek(path, lambda reader: reader.find(RunRecord)) == [run]
+
+
 async def test_a_closed_store_says_so(path: Path) -> None:
     store = SqliteStore.open(path)
     await store.close()
     for call in (store.write(lambda tx: tx.put(MetaRow(key="k", value=b""))), store.read(audit)):
         with pytest.raises(StoreError):
-            await call
+            async with asyncio.timeout(30):
+                await call
     await store.close()

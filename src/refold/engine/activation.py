@@ -67,16 +67,22 @@ def session_of(tx: Tx, run: RunRecord) -> SessionRecord:
     return session
 
 
+def require_idle(tx: Tx, run: RunRecord) -> SessionRecord:
+    """The Session row of `run`; raises SessionBusy if another activation holds it."""
+    session = session_of(tx, run)
+    if session.active_run is not None:
+        holder = tx.get(RunRecord, session.active_run)
+        busy = holder.run_id if holder else None
+        raise SessionBusy(f"session {run.session_id} is busy with run {busy}; wait for it or cancel it", run_id=busy)
+    return session
+
+
 def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: int) -> RunRecord:
     """Opens the next activation of `run` and returns its record as it now stands.
 
     Raises SessionBusy if another activation holds the Session, Conflict if the table has no such step.
     """
-    status, session = next_status(run.status, verb), session_of(tx, run)
-    if session.active_run is not None:
-        holder = tx.get(RunRecord, session.active_run)
-        busy = holder.run_id if holder else None
-        raise SessionBusy(f"session {run.session_id} is busy with run {busy}; wait for it or cancel it", run_id=busy)
+    status, session = next_status(run.status, verb), require_idle(tx, run)
     (row,) = append_log(tx, session.n, [_turn_record(tx, run, verb, opening, at)])
     running = msgspec.structs.replace(
         run,

@@ -97,22 +97,26 @@ class Refusal(msgspec.Struct, frozen=True):
 def refusals(
     attempts: Iterable[AttemptRow], agents: Iterable[AgentDef] = (), generation: int | None = None
 ) -> dict[ReplayKey, Refusal]:
-    """The refusal of each step whose last attempt did not pass.
+    """The refusal of each step that did not pass when it answered last.
 
-    A step that waits for its next try has none yet. One that was cut off has none either, unless its agent must not do
-    it twice: in the same `generation` a resume refuses it without asking.
+    An attempt that was cut off is no answer: a step that refused, and was being asked again when the server died, would
+    refuse still. But if its agent must not do it twice, a resume in the same `generation` refuses it without asking. A
+    step that waits for its next try has not refused yet.
     """
     named = {agent.name: agent for agent in agents}
-    last = {ReplayKey(each.step_ref, each.input_hash, each.occurrence): each for each in attempts}
-    found = {key: _refusal(attempt, named.get(key.step_ref), generation) for key, attempt in last.items()}
+    found: dict[ReplayKey, Refusal | None] = {}
+    for attempt in attempts:
+        key = ReplayKey(attempt.step_ref, attempt.input_hash, attempt.occurrence)
+        given_up = ambiguous(attempt, named.get(attempt.step_ref))
+        if given_up is not None:
+            found[key] = Refusal(given_up, asked_again=attempt.generation != generation)
+        elif attempt.status is not None:
+            found[key] = _refusal(attempt)
     return {key: refusal for key, refusal in found.items() if refusal is not None}
 
 
-def _refusal(attempt: AttemptRow, agent: AgentDef | None, generation: int | None) -> Refusal | None:
-    given_up = ambiguous(attempt, agent)
-    if given_up is not None:
-        return Refusal(given_up, asked_again=attempt.generation != generation)
-    if attempt.status is None or attempt.outcome_json is None or attempt.due_at is not None:
+def _refusal(attempt: AttemptRow) -> Refusal | None:
+    if attempt.outcome_json is None or attempt.due_at is not None:
         return None
     return Refusal(_REFUSED[AttemptStatus(attempt.status)](decode(attempt.outcome_json)))
 

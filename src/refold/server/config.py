@@ -23,6 +23,7 @@ from refold.errors import BlueprintInvalid, ConfigInvalid, InvalidJson
 from refold.flowir.templates import check_templates
 from refold.service.app import Settings
 from refold.service.programs import SubprocessMode
+from refold.service.sessions import ViewSettings
 
 TOKEN_BYTES: Final = 32
 
@@ -36,7 +37,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ephemeral: bool = False
     subprocess: SubprocessMode = "declared"
     default_blueprint: str | None = None
-    history_budget_bytes: int = 4 * 1024 * 1024
+    history_budget_bytes: Annotated[int, Meta(ge=1)] = 4 * 1024 * 1024
+    keep_boundaries: Annotated[int, Meta(ge=1)] = 8
+    retain_events: Annotated[int, Meta(ge=0)] = 0
     app: list[str] = []
     subprocesses: dict[str, Any] = {}
     """The templates that `--subprocess declared` allows: a table `[subprocesses.NAME]` each."""
@@ -124,7 +127,11 @@ def settings(config: Config, home: Home) -> Settings:
         store=None if config.ephemeral else store_path(config, home),
         subprocess=config.subprocess,
         default_blueprint=config.default_blueprint,
-        history_budget_bytes=config.history_budget_bytes,
+        view=ViewSettings(
+            history_budget_bytes=config.history_budget_bytes,
+            keep_boundaries=config.keep_boundaries,
+            retain_events=config.retain_events,
+        ),
         replay=config.replay == "on",
         secrets_file=home.path / "secrets.toml",
         max_running_runs=config.max_running_runs,

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from refold import __version__
-from refold.errors import BoundaryPruned, CommandRejected, Conflict, NotFound, RefoldError
+from refold.errors import CommandRejected, Conflict, NotFound, RefoldError
 from refold.flowir.lifecycle import Verb
 from refold.protocol import Call, Connection, HostInfo
 from refold.records import RequestRow, SessionRecord
@@ -118,6 +118,7 @@ class Peer:
         self._subscriptions: dict[int, Subscription] = {}
         self._pumps: set[asyncio.Task[None]] = set()
         self._has_asked: set[str] = set()
+        self._answering = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         self._rpc.join(self)
@@ -161,7 +162,8 @@ class Peer:
     async def _serve(self) -> None:
         for event in self._connection.events():
             if isinstance(event, Call):
-                await self._answer(event)
+                async with self._answering:  # what a command causes is shown after its answer
+                    await self._answer(event)
             await asyncio.sleep(0)  # a peer that asks without pause must not keep the others waiting
         await self._flush()
 
@@ -216,7 +218,8 @@ class Peer:
     async def _pump(self, subscription: Subscription) -> None:
         try:
             async for batch in subscription.frames():
-                await self._deliver(batch)
+                async with self._answering:
+                    await self._deliver(batch)
         except PeerGone:
             subscription.close()
         except Exception as error:
@@ -279,7 +282,8 @@ class Peer:
 
     async def model_list(self, params: Json) -> Answer:
         heads = await self._app.blueprints.heads()
-        models = [{"modelId": head.blueprint_id, "displayLabel": head.blueprint_id} for head in heads]
+        default = self._app.blueprints.default_id
+        models = [_model(head.blueprint_id, is_default=head.blueprint_id == default) for head in heads]
         return Answer({"models": models, "providerId": "refold", "profileId": None, "source": "configCatalog"})
 
     async def view_subscribe(self, params: Json) -> Answer:
@@ -293,9 +297,9 @@ class Peer:
 
     async def view_page(self, params: Json) -> Answer:
         if "anchor" in params:
-            raise BoundaryPruned(
-                "no boundary was ever installed in this session", kind="no_boundary", session_id=params["sessionId"]
-            )
+            page, boundary = await self._app.sessions.page_after_compaction(params["sessionId"], params["limit"])
+            shown = {"events": page.frames, "nextCursor": page.next_cursor}
+            return Answer(shown | {"resolvedAnchor": {"boundaryCursor": boundary}})
         page = await self._app.sessions.page(
             params["sessionId"],
             params.get("cursor"),
@@ -362,6 +366,10 @@ class Peer:
         command_id, session_id, run_id = params["commandId"], params["sessionId"], params["workflowRunId"]
         turn_id = await self._app.turns.resume_workflow(command_id, params, session_id=session_id, run_id=run_id)
         return Answer(_accepted(params) | {"turnId": turn_id})
+
+    async def session_compact(self, params: Json) -> Answer:
+        done = await self._app.sessions.compact(params["commandId"], params, session_id=params["sessionId"])
+        return Answer({"commandId": params["commandId"], **done})
 
     async def session_set_model(self, params: Json) -> Answer:
         model = params["model"]["modelId"]
@@ -449,6 +457,13 @@ class Peer:
         return answer if served.last_turn is None else answer | {"lastTurn": served.last_turn}
 
 
+def _model(blueprint_id: str, *, is_default: bool) -> Json:
+    """A Blueprint as the protocol lists a model: what only a language model has is null."""
+    unknown = ("contextLimit", "cost", "description", "outputLimit", "profileId", "releaseDate")
+    shown = {"modelId": blueprint_id, "displayLabel": blueprint_id, "providerId": "refold"}
+    return shown | {"isDefault": is_default, "isActive": is_default} | dict.fromkeys(unknown)
+
+
 def _accepted(params: Json) -> dict[str, Json]:
     return {"commandId": params["commandId"], "status": "accepted"}
 
@@ -478,6 +493,7 @@ HANDLERS: Final[Mapping[str, Callable[[Peer, Json], Awaitable[Answer]]]] = {
     "turn/unqueue": Peer.turn_unqueue,
     "workflow/cancel": Peer.workflow_cancel,
     "workflow/resume": Peer.workflow_resume,
+    "session/compact": Peer.session_compact,
     "session/setModel": Peer.session_set_model,
     "session/rename": Peer.session_rename,
     "session/leave": Peer.session_leave,

@@ -34,11 +34,11 @@ from refold.service.references import References
 from refold.service.requests import Requests
 from refold.service.reruns import Reruns
 from refold.service.runs import Runs
-from refold.service.sessions import Sessions
+from refold.service.sessions import Sessions, ViewSettings
 from refold.service.submissions import Submissions
 from refold.service.tasks import Tasks
 from refold.service.turns import Turns
-from refold.session import Hub, SessionLog
+from refold.session import Hub, SessionLog, boundaries
 from refold.store import MemoryStore, Reader, SqliteStore, Store, Tx
 
 log = structlog.get_logger("refold")
@@ -50,7 +50,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     store: Path | None = None
     subprocess: SubprocessMode = "declared"
     default_blueprint: str | None = None
-    history_budget_bytes: int = 4 * 1024 * 1024
+    view: ViewSettings = ViewSettings()
     app: Mapping[str, Callable[..., Any]] = msgspec.field(default_factory=dict)
     templates: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """The subprocess templates of the configuration, by name, as `flowir.templates` has read them."""
@@ -78,7 +78,8 @@ class App:
         self.clock = clock
         self._reaper = reaper
         hub = Hub()
-        store.on_commit(hub.ring)
+        store.on_commit(self._appended)
+        self._hub = hub
         offers = Offers()
         tools = Tools(
             reaper=reaper,
@@ -105,7 +106,7 @@ class App:
         )
         self.tasks = Tasks(store, clock, self._supervisor, self.blueprints, settings.subprocess)
         self.runs = Runs(store, clock, self._supervisor, settings.subprocess, replay=settings.replay)
-        log_of = SessionLog(key)
+        log_of = SessionLog(key, boundaries.start)
         self.requests = Requests(
             store,
             clock,
@@ -128,7 +129,7 @@ class App:
             self.ledger,
             hub,
             log_of,
-            settings.history_budget_bytes,
+            settings.view,
         )
         self.turns = Turns(
             store,
@@ -140,6 +141,11 @@ class App:
             self.sessions,
             self.ledger,
         )
+
+    def _appended(self, heads: Mapping[int, int]) -> None:
+        """What a commit that appended to logs sets off: readers look, and Sessions that have grown compact."""
+        self._hub.ring(heads)
+        self.sessions.watch(heads)
 
     @classmethod
     async def open(cls, settings: Settings) -> App:

@@ -10,7 +10,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
+import msgspec
+
 from refold.canonical import decode, digest, encode
+from refold.engine.activation import Opening
+from refold.engine.clock import Clock
 from refold.errors import CommandConflict, CommandRejected, Conflict, RefoldError, SessionBusy
 from refold.records import CommandRow
 from refold.store import Store, Tx
@@ -21,11 +25,25 @@ T = TypeVar("T")
 _REJECTIONS: Mapping[str, type[Conflict]] = {kind.kind: kind for kind in (CommandRejected, SessionBusy)}
 
 
+class Command(msgspec.Struct, frozen=True):
+    """A command that its client can repeat: the id that it minted, and all that the command asks for."""
+
+    id: str
+    verb: str
+    params: Json
+
+
 class Ledger:
     """Applies commands once. `apply` is the only way a command with an id has an effect."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
+
+    async def once(self, command: Command | None, effect: Callable[[Tx], Json], *, at: int) -> tuple[Json, bool]:
+        """As `apply`; a command that came without an id is applied as often as it is sent."""
+        if command is None:
+            return await self._store.write(effect), True
+        return await self.apply(command.id, command.verb, command.params, effect, at=at)
 
     async def apply(
         self, command_id: str, verb: str, params: Json, effect: Callable[[Tx], Json], *, at: int
@@ -61,6 +79,12 @@ class Ledger:
         if rejected := answer.get("rejected"):
             raise _REJECTIONS[rejected["kind"]](rejected["message"], **rejected["data"])
         return answer["result"], fresh
+
+
+def woken(clock: Clock, trigger: str, command: Command | None) -> Opening:
+    """How an activation begins that is no turn of a conversation: its turn id is ours, its command the client's."""
+    turn_id = clock.uuid7()
+    return Opening(turn_id=turn_id, command_id=turn_id if command is None else command.id, trigger=trigger)
 
 
 async def later(preparing: Awaitable[T]) -> Callable[[], T]:

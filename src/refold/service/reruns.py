@@ -5,12 +5,13 @@ What is executed equals the preview, because both are the same plan (`flowir.dry
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Literal
 
 import msgspec
 
 from refold.canonical import decode, encode
-from refold.engine.activation import Opening, begin_generation, open_activation, snapshot
+from refold.engine.activation import Opening, begin_generation, open_activation, require_idle, snapshot
 from refold.engine.clock import Clock
 from refold.engine.supervisor import History, Supervisor, load_history
 from refold.errors import NotFound, Unprocessable
@@ -18,6 +19,7 @@ from refold.flowir import Blueprint, Plan, Target, dry_replay, parse_blueprint, 
 from refold.flowir.lifecycle import Verb, next_status, plan_resume
 from refold.records import RunRecord, TaskRecord, parse_id
 from refold.service.blueprints import Blueprints, Resolved
+from refold.service.commands import Command, Ledger, later, woken
 from refold.service.programs import SubprocessMode
 from refold.service.runs import check_launch, find_run
 from refold.store import Reader, Store, Tx
@@ -46,6 +48,19 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     dropped_steps: int
 
 
+class Rerun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rerun-from answers: how many rows it keeps, and how many it cut."""
+
+    run_id: str
+    task_id: str
+    replayed_steps: int
+    dropped_steps: int
+
+
+class _Moved(Exception):
+    """The Run has moved since its plan was drawn. Raised inside a transaction, so that it leaves no trace."""
+
+
 class _Drawn(msgspec.Struct, frozen=True, kw_only=True):
     """A plan, the record it was made for, and the snapshot that the new generation would take."""
 
@@ -70,6 +85,7 @@ class Reruns:
         self._supervisor = supervisor
         self._blueprints = blueprints
         self._subprocess: SubprocessMode = subprocess
+        self._ledger = Ledger(store)
 
     async def preview_resume(self, run_id: str) -> Preview:
         """What a resume would answer from the log and what it would run. Errors as `Runs.resume`."""
@@ -85,26 +101,40 @@ class Reruns:
         drawn = await self._draw(run_id, wanted)
         return _shown(drawn)
 
-    async def rerun(self, run_id: str, wanted: RerunFrom) -> Preview:
+    async def rerun(self, run_id: str, wanted: RerunFrom, command: Command | None = None) -> Rerun:
         """Executes a chosen step, and everything downstream of it, again, under the same run id in a new generation.
 
-        Raises InvalidId, NotFound, Conflict (pending, running, session busy), Unprocessable (no such step, not reached,
-        no head), BlueprintInvalid: nothing is changed then.
+        Raises InvalidId, NotFound, Conflict (pending, running, session busy), CommandConflict, Unprocessable (no such
+        step, not reached, no head), BlueprintInvalid: nothing is changed then.
         """
-        turn_id = self._clock.uuid7()
-        opening = Opening(turn_id=turn_id, command_id=turn_id, trigger="rerun-from")
+        opening = woken(self._clock, "rerun-from", command)
         while True:
-            drawn = await self._draw(run_id, wanted)
-            opened = await self._store.write(lambda tx, drawn=drawn: self._open(tx, drawn, opening))
-            if opened is not None:
-                self._supervisor.drive(opened)
-                return msgspec.structs.replace(_shown(drawn), run=opened)
+            with contextlib.suppress(_Moved):
+                return await self._once(run_id, wanted, opening, command)
 
-    def _open(self, tx: Tx, drawn: _Drawn, opening: Opening) -> RunRecord | None:
-        """The transaction: None if the Run has moved since the plan was drawn, so that it is drawn anew."""
+    async def _once(self, run_id: str, wanted: RerunFrom, opening: Opening, command: Command | None) -> Rerun:
+        """Draws a plan and executes it. Raises _Moved if it must be drawn anew."""
+        plan = await later(self._draw(run_id, wanted))
+        driven: list[RunRecord] = []
+
+        def effect(tx: Tx) -> Json:
+            drawn = plan()
+            driven[:] = [self._open(tx, drawn, opening)]
+            shown = _shown(drawn)
+            counts = {"replayed_steps": shown.replayed_steps, "dropped_steps": shown.dropped_steps}
+            return {"run_id": run_id, "task_id": drawn.run.task_id, **counts}
+
+        answer, _ = await self._ledger.once(command, effect, at=self._clock.now_ms())
+        for run in driven:
+            self._supervisor.drive(run)
+        return Rerun(**answer)
+
+    def _open(self, tx: Tx, drawn: _Drawn, opening: Opening) -> RunRecord:
+        """The transaction. Raises _Moved, SessionBusy."""
         now, at = find_run(tx, drawn.run.run_id), self._clock.now_ms()
         if (now.epoch, now.chain, now.status) != (drawn.run.epoch, drawn.run.chain, drawn.run.status):
-            return None
+            raise _Moved
+        require_idle(tx, now)  # before anything is written: the ledger keeps this refusal as the answer
         begun = begin_generation(tx, now, drawn.plan.retired, drawn.input_json, at)
         return open_activation(tx, begun, Verb.RERUN, opening, at)
 
@@ -123,7 +153,7 @@ class Reruns:
                 kind="step_not_reached",
                 stopped_at=list(plan.stopped_at),
             )
-        launch["blueprint"] = resolved.snapshot()
+        launch |= {"blueprint": resolved.snapshot(), "ttl_from": self._clock.now_ms()}
         return _Drawn(run=run, plan=plan, input_json=encode(launch))
 
     async def _chosen(self, run: RunRecord, launch: Json, choice: Choice | None) -> Resolved:

@@ -6,6 +6,7 @@ commit, start or stop the driver. If the process dies in between, boot recovery 
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -24,21 +25,39 @@ from refold.records import (
     CutRow,
     DecisionRow,
     ReplayRow,
+    RequestRow,
     RunRecord,
     RunStatus,
     parse_id,
 )
+from refold.service.commands import Command, Ledger, woken
+from refold.service.listing import EVERY, Wanted, find_runs, whole
 from refold.service.programs import SubprocessMode
-from refold.store import Reader, Store, Tx, expanded
+from refold.store import Reader, Store, Tx
 
 Json = Any
 
 
-class Resumed(msgspec.Struct, frozen=True):
-    """What a resume answers: the Run as it now stands, and how many logged steps its flow will skip."""
+class Resumed(msgspec.Struct, frozen=True, kw_only=True):
+    """What a resume answers: how many logged steps its flow will skip."""
+
+    run_id: str
+    task_id: str
+    replayed_steps: int
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A resume inside its transaction: the Run as it now stands, and how many logged steps its flow will skip."""
 
     run: RunRecord
     replayed_steps: int
+
+
+class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cancel answers, and whether the Run was cancelled before already."""
+
+    run_id: str
+    already: bool
 
 
 class LoggedStep(msgspec.Struct, frozen=True):
@@ -60,30 +79,29 @@ class Runs:
         self._clock = clock
         self._supervisor = supervisor
         self._subprocess = subprocess
+        self._ledger = Ledger(store)
 
     async def get(self, run_id: str) -> RunRecord:
         """Raises InvalidId, NotFound."""
         parse_id(run_id, "R")
         return await self._store.read(lambda reader: whole(reader, find_run(reader, run_id)))
 
-    async def page(self, limit: int, before: int | None = None, **equals: Json) -> list[RunRecord]:
+    async def page(self, limit: int, before: int | None = None, wanted: Wanted = EVERY) -> list[RunRecord]:
         """The newest Runs first, those made before the integer key `before`."""
+        return await find_runs(self._store, wanted, limit, before)
 
-        def read(reader: Reader) -> list[RunRecord]:
-            rows = reader.find(RunRecord, newest_first=True, **equals)
-            return [whole(reader, row) for row in rows if before is None or row.n < before][:limit]
-
-        return await self._store.read(read)
-
-    async def steps(self, run_id: str) -> list[AttemptRow]:
-        """Every attempt of the Run's activations, in the order of their slots."""
+    async def steps(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[AttemptRow]:
+        """Every attempt of the Run's activations, in the order of their slots, from the ordinal `after` on."""
         run = await self.get(run_id)
-        return await self._store.read(lambda reader: reader.find(AttemptRow, run=run.n))
+        return await self._store.read(lambda reader: reader.find(AttemptRow, run=run.n, after=after, limit=limit))
 
-    async def replay(self, run_id: str, *, ctx: bool = False, everything: bool = False) -> list[LoggedStep]:
-        """The live rows of the Run's replay log, checked against its chain; with `everything` the retired ones too.
+    async def replay(
+        self, run_id: str, *, ctx: bool = False, everything: bool = False, after: int = 0, limit: int | None = None
+    ) -> list[LoggedStep]:
+        """The live rows of the Run's replay log, from the ordinal `after` on; with `everything` the retired ones too.
 
-        With `ctx` each comes with its whole dispatch Ctx. Raises StoreDamaged.
+        The whole log is checked against its chain. With `ctx` each row comes with its whole dispatch Ctx. Raises
+        StoreDamaged.
         """
         run = await self.get(run_id)
         if not run.rows:
@@ -93,22 +111,24 @@ class Runs:
             history = load_history(reader, find_run(reader, run_id))
             live = {row.ordinal for row in history.rows}
             found = read_all(history.all_rows) if ctx else ((row, None) for row in history.all_rows)
-            return [
-                LoggedStep(row, whole, row.ordinal in live) for row, whole in found if everything or row.ordinal in live
-            ]
+            shown = (
+                LoggedStep(row, envelope, row.ordinal in live)
+                for row, envelope in found
+                if row.ordinal > after and (everything or row.ordinal in live)
+            )
+            return list(itertools.islice(shown, limit))
 
         return await self._store.read(read)
 
-    async def trace(self, run_id: str) -> list[Json]:
-        """What the engine did in this Run, over all its activations, in order."""
+    async def trace(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[Json]:
+        """What the engine did in this Run, over all its activations, in order, from the seq `after` on."""
         run = await self.get(run_id)
 
         def read(reader: Reader) -> list[Json]:
-            entries: list[Json] = []
-            for activation in reader.find(ActivationRow, run=run.n):
-                limit = None if activation.closed is None else activation.closed - activation.opened + 1
-                entries += view.trace(activation, reader.log(run.session, activation.opened - 1, limit))
-            return entries
+            activations = reader.find(ActivationRow, run=run.n)
+            asked = (each for each in activations if each.closed is None or each.closed > after)
+            told = itertools.chain.from_iterable(_told(reader, run, each) for each in asked)
+            return list(itertools.islice((entry for entry in told if entry["seq"] > after), limit))
 
         return await self._store.read(read)
 
@@ -124,19 +144,28 @@ class Runs:
                 waiting.cancel()
         return run
 
-    async def resume(self, run_id: str, command_id: str | None = None) -> Resumed:
+    async def resume(self, run_id: str, command: Command | None = None) -> Resumed:
         """Re-enters an interrupted Run under its own id: logged steps are answered, the rest runs (202).
 
-        Raises InvalidId, NotFound (404), NotInterrupted and SessionBusy (409), Unprocessable (422), StoreDamaged. Of N
-        racing calls exactly one gets through: the change of status is a compare-and-set inside one transaction.
+        Raises InvalidId, NotFound (404), NotInterrupted, SessionBusy and CommandConflict (409), Unprocessable (422),
+        StoreDamaged. Of N racing calls exactly one gets through: the change of status is a compare-and-set inside one
+        transaction.
         """
         parse_id(run_id, "R")
-        opening = self.opening("resume", command_id)
-        resumed = await self._store.write(lambda tx: self.open_resume(tx, run_id, opening))
-        self._supervisor.drive(resumed.run)
-        return resumed
+        opening = woken(self._clock, "resume", command)
+        driven: list[RunRecord] = []
 
-    def open_resume(self, tx: Tx, run_id: str, opening: Opening) -> Resumed:
+        def effect(tx: Tx) -> Json:
+            opened = self.open_resume(tx, run_id, opening)
+            driven[:] = [opened.run]
+            return {"run_id": run_id, "task_id": opened.run.task_id, "replayed_steps": opened.replayed_steps}
+
+        answer, _ = await self._ledger.once(command, effect, at=self._clock.now_ms())
+        for run in driven:
+            self._supervisor.drive(run)
+        return Resumed(**answer)
+
+    def open_resume(self, tx: Tx, run_id: str, opening: Opening) -> Opened:
         """The transaction of a resume; the caller drives the Run after the commit."""
         run = find_run(tx, run_id)
         if not self._replay:
@@ -148,41 +177,39 @@ class Runs:
         plan_resume(run)
         check_launch(run, self._subprocess)
         replayed = len(load_history(tx, run).rows)
-        return Resumed(open_activation(tx, run, Verb.RESUME, opening, self._clock.now_ms()), replayed)
+        return Opened(open_activation(tx, run, Verb.RESUME, opening, self._clock.now_ms()), replayed)
 
-    async def cancel(self, run_id: str) -> RunRecord:
+    async def cancel(self, run_id: str, command: Command | None = None) -> Cancelled:
         """Ends a Run for good: `cancelled` is durable first, then its work is stopped and gone. Twice is once.
 
-        Raises InvalidId, NotFound, Conflict for a Run that is done or failed.
+        Raises InvalidId, NotFound, Conflict for a Run that is done or failed, CommandConflict.
         """
         parse_id(run_id, "R")
         at = self._clock.now_ms()
+        stopped: list[tuple[RunRecord, RunRecord | None]] = []
 
-        def close(tx: Tx) -> tuple[RunRecord, RunRecord | None]:
+        def effect(tx: Tx) -> Json:
             run = find_run(tx, run_id)
-            if run.status == RunStatus.CANCELLED:
-                return run, None
-            if run.status == RunStatus.RUNNING:
-                after = close_activation(
-                    tx,
-                    run,
-                    Verb.CANCEL,
-                    self._supervisor.queue,
-                    at=at,
-                    result={"error": "cancelled"},
-                    reason="cancelled",
-                )
-            else:
-                after = None
-                cancel_idle(tx, run, at)
-            return run, after
+            stopped[:] = [(run, self._close(tx, run, at))]
+            return {"run_id": run_id, "already": run.status == RunStatus.CANCELLED}
 
-        run, after = await self._store.write(close)
-        await self._supervisor.stop(run.n)
-        self._supervisor.announce(run.n)
-        if after is not None:
-            self._supervisor.drive(after)
-        return await self.get(run_id)
+        answer, _ = await self._ledger.once(command, effect, at=at)
+        for run, after in stopped:
+            await self._supervisor.stop(run.n)
+            self._supervisor.announce(run.n)
+            if after is not None:
+                self._supervisor.drive(after)
+        return Cancelled(**answer)
+
+    def _close(self, tx: Tx, run: RunRecord, at: int) -> RunRecord | None:
+        """Cancels a Run that is not cancelled yet; the next Run of its queue if that is launched by it."""
+        if run.status == RunStatus.CANCELLED:
+            return None
+        if run.status != RunStatus.RUNNING:
+            cancel_idle(tx, run, at)
+            return None
+        queue, result = self._supervisor.queue, {"error": "cancelled"}
+        return close_activation(tx, run, Verb.CANCEL, queue, at=at, result=result, reason="cancelled")
 
     async def delete(self, run_id: str) -> None:
         """Removes a Run that has ended, and all it owns: its replay log, its attempts, its activations.
@@ -197,7 +224,7 @@ class Runs:
                 raise Conflict(
                     f"run {run_id} is {run.status}; cancel it first", kind=f"run_{run.status}", status=run.status
                 )
-            for kind in (ReplayRow, DecisionRow, CutRow, AttemptRow, ActivationRow):
+            for kind in (ReplayRow, DecisionRow, CutRow, AttemptRow, ActivationRow, RequestRow):
                 tx.delete(kind, run=run.n)
             tx.delete(RunRecord, n=run.n)
 
@@ -208,9 +235,10 @@ class Runs:
         return Opening(turn_id=turn_id, command_id=turn_id, trigger=trigger)
 
 
-def whole(reader: Reader, run: RunRecord) -> RunRecord:
-    """The record with its result, however long that is, in it."""
-    return msgspec.structs.replace(run, result_json=expanded(reader, run.result_json))
+def _told(reader: Reader, run: RunRecord, activation: ActivationRow) -> list[Json]:
+    """The trace of one activation."""
+    length = None if activation.closed is None else activation.closed - activation.opened + 1
+    return view.trace(activation, reader.log(run.session, activation.opened - 1, length))
 
 
 class _Pinned(msgspec.Struct):

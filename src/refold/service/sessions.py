@@ -7,26 +7,29 @@ with refold's names; the wire's names belong to `server.rpc`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
+import structlog
 
 from refold import view
 from refold.canonical import decode
 from refold.engine.activation import snapshot
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor
-from refold.errors import CommandRejected, Conflict, InvalidRequest, NotFound, ViewTruncated
-from refold.records import LogRow, LogType, RunRecord, RunStatus, SessionRecord, ValueRow
+from refold.errors import BoundaryPruned, CommandRejected, Conflict, InvalidRequest, NotFound, RefoldError, ViewTruncated
+from refold.records import LogRecord, LogRow, LogType, RunRecord, RunStatus, SessionRecord, ValueRow
 from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger, later
 from refold.service.tasks import NewTask, Tasks
-from refold.session import Frames, Hub, SessionLog, Subscription
+from refold.session import Frames, Hub, SessionLog, Subscription, boundaries
 from refold.store import Reader, Store, Tx, append_log
 from refold.view import Anchor, Position, Rung
 
 Json = Any
+log = structlog.get_logger("refold.sessions")
 
 OUTPUT_BYTES: Final = 6 * 1024 * 1024
 """The most that one slice of an output may hold (MSP, item/readOutput)."""
@@ -66,6 +69,18 @@ class OutputPart(msgspec.Struct, frozen=True, kw_only=True):
     media_type: str
 
 
+class ViewSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What views are kept and served under."""
+
+    history_budget_bytes: int = 4 * 1024 * 1024
+    """The most bytes of history that one answer carries."""
+    keep_boundaries: int = 8
+    retain_events: int = 0
+    """How many of the newest log rows stay when older ones are taken away; 0 keeps all."""
+    compact_events: int = 512
+    """A Session compacts by itself after so many events, if they changed a quarter of its state."""
+
+
 class Sessions:
     """Every verb on Sessions. One object serves all connections."""
 
@@ -79,7 +94,7 @@ class Sessions:
         ledger: Ledger,
         hub: Hub,
         log: SessionLog,
-        history_budget_bytes: int,
+        settings: ViewSettings,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -89,7 +104,9 @@ class Sessions:
         self._ledger = ledger
         self._hub = hub
         self._log = log
-        self._budget = history_budget_bytes
+        self._settings = settings
+        self._looked_at: dict[int, int] = {}
+        self._compactions: set[asyncio.Task[None]] = set()
 
     # -- opening ------------------------------------------------------------------------------------------------------
 
@@ -154,6 +171,8 @@ class Sessions:
         A cold load leaves a durable marker, under the command's id, so that a retry leaves no second one; a warm attach
         writes nothing. Raises NotFound, MissingAnchor, ViewTruncated.
         """
+        if not await self._is_loaded(session_id):
+            await self._prune(session_id)
         served = await self._store.read(
             lambda reader: self._serve(reader, session_id, cursor, preference, exclude_items)
         )
@@ -191,7 +210,7 @@ class Sessions:
         def read(reader: Reader) -> tuple[SessionRecord, Position, str]:
             session = find_session(reader, session_id)
             head = self._log.head(reader, session)
-            return session, self._log.position(reader, session, after or head), head
+            return session, self._held(reader, session, after or head), head
 
         session, position, head = await self._store.read(read)
         self.require_loaded(session)
@@ -202,34 +221,149 @@ class Sessions:
     ) -> Served:
         session = find_session(reader, session_id)
         head = self._log.head(reader, session)
-        after = self._log.position(reader, session, cursor or head)
+        after, held = self._log.position(reader, session, cursor or head)
         state = self._log.state(reader, session)
         queued = queued_turns(reader, session)
-        anchor = Anchor.ABSENT if cursor is None else Anchor.HELD
-        sizes = view.weigh(state, queued)
-        rung = view.choose(view.attempts(preference, anchor, exclude_items), self._budget, sizes.get)
+        anchor = Anchor.ABSENT if cursor is None else Anchor.HELD if held else Anchor.STALE
+        boundary = boundaries.latest(reader, session)
+        sizes: dict[Rung, int] = view.weigh(state, queued)
+        if boundary is not None:
+            sizes[Rung.ANCHORED] = boundary.size
+        rungs = view.attempts(preference, anchor, exclude_items)
+        rung = view.choose(rungs, self._settings.history_budget_bytes, sizes.get)
+        payload: Json = None
+        if rung is Rung.ANCHORED and boundary is not None:
+            usable = boundaries.load(reader, self._log, session, boundary)
+            if usable is None:  # damaged or missing: the rung does not exist, and is not made up for it
+                del sizes[Rung.ANCHORED]
+                rung = view.choose(rungs, self._settings.history_budget_bytes, sizes.get)
+            else:
+                payload, after = usable.snapshot, Position(boundary.seq, boundaries.BOUNDARY_FRAME)
         if rung is None:
-            raise ViewTruncated(
-                "the history after this cursor does not fit the history budget; resume without a cursor",
-                session_id=session_id,
-                earliest_cursor=None,
-            )
+            raise self._truncated(reader, session)
+        if rung in _PAYLOADS:
+            payload = _PAYLOADS[rung](state, queued)
+        if anchor is Anchor.STALE and rung is not Rung.ANCHORED:
+            after = self._log.position(reader, session, head)[0]
         return Served(
             info=self._info(session),
             cursor=head,
-            history=view.history(rung, _PAYLOADS[rung](state, queued) if rung in _PAYLOADS else None),
+            history=view.history(rung, payload),
             last_turn=state.last_turn,
             after=after,
         )
 
+    def _held(self, reader: Reader, session: SessionRecord, cursor: str) -> Position:
+        """The position of a cursor that must be held; raises ViewTruncated for one behind the floor."""
+        position, held = self._log.position(reader, session, cursor)
+        if not held:
+            raise self._truncated(reader, session)
+        return position
+
+    def _truncated(self, reader: Reader, session: SessionRecord) -> ViewTruncated:
+        return ViewTruncated(
+            "requested range predates the retained view",
+            session_id=session.session_id,
+            earliest_cursor=self._log.earliest(reader, session),
+        )
+
+    # -- compaction ---------------------------------------------------------------------------------------------------
+
+    async def compact(self, command_id: str, params: Json, *, session_id: str) -> Json:
+        """Installs a boundary; `{status: noop, reason}` if nothing happened since the last one. Raises NotFound."""
+        at = self._clock.now_ms()
+
+        def effect(tx: Tx) -> Json:
+            session = find_session(tx, session_id)
+            before = boundaries.latest(tx, session)
+            if before is not None and before.seq == session.seq:
+                return {"status": "noop", "reason": "no_compactable_history"}
+            self._install(tx, session, view.compacted(at, trigger="manual", command=command_id))
+            return {"status": "accepted"}
+
+        answer, _ = await self._ledger.apply(command_id, "session/compact", params, effect, at=at)
+        return answer
+
+    def watch(self, heads: Mapping[int, int]) -> None:
+        """Takes note of what a commit appended, and has Sessions compact that have grown enough."""
+        for session_n, head in heads.items():
+            if head - self._looked_at.get(session_n, 0) >= self._settings.compact_events:
+                self._looked_at[session_n] = head
+                task = asyncio.create_task(self._compact_quietly(session_n), name=f"compaction {session_n}")
+                self._compactions.add(task)
+                task.add_done_callback(self._compactions.discard)
+
+    async def _compact_quietly(self, session_n: int) -> None:
+        try:
+            await self.compact_grown(session_n)
+        except RefoldError as error:
+            log.warning("session_not_compacted", session=session_n, kind=error.kind, error=error.message)
+
+    async def compact_grown(self, session_n: int) -> None:
+        """Compacts a Session by itself, once it has grown enough since its last boundary."""
+        at = self._clock.now_ms()
+
+        def grown(tx: Tx) -> None:
+            session = tx.get(SessionRecord, session_n)
+            if session is None:
+                return
+            before = boundaries.latest(tx, session)
+            events = session.seq - (before.seq if before is not None else 0)
+            items = len(self._log.fold(tx, session).items)
+            if events >= self._settings.compact_events and events * 4 >= items:
+                self._install(tx, session, view.compacted(at, trigger="auto"))
+
+        await self._store.write(grown)
+
+    def _install(self, tx: Tx, session: SessionRecord, record: LogRecord) -> None:
+        boundaries.install(tx, self._log, session, record)
+        self._prune_in(tx, session.session_id)
+
+    async def _prune(self, session_id: str) -> None:
+        if self._settings.retain_events:
+            await self._store.write(lambda tx: self._prune_in(tx, session_id))
+
+    def _prune_in(self, tx: Tx, session_id: str) -> None:
+        boundaries.prune(
+            tx,
+            find_session(tx, session_id),
+            retain_events=self._settings.retain_events,
+            keep_boundaries=self._settings.keep_boundaries,
+        )
+
+    async def _is_loaded(self, session_id: str) -> bool:
+        session = await self._store.read(lambda reader: find_session(reader, session_id))
+        return self._hub.is_loaded(session.n)
+
     # -- reading ------------------------------------------------------------------------------------------------------
+
+    async def page_after_compaction(self, session_id: str, limit: int) -> tuple[Page, str]:
+        """The frames after the latest boundary, and its cursor. Raises BoundaryPruned `no_boundary` without one."""
+
+        def read(reader: Reader) -> str:
+            session = find_session(reader, session_id)
+            row = boundaries.latest(reader, session)
+            if row is None:
+                raise BoundaryPruned(
+                    "no boundary was ever installed in this session",
+                    kind="no_boundary",
+                    session_id=session_id,
+                    anchor=None,
+                    latest_boundary_cursor=None,
+                )
+            return boundaries.cursor_of(reader, self._log, session, row)
+
+        cursor = await self._store.read(read)
+        return await self.page(session_id, cursor, limit, backward=False), cursor
 
     async def page(self, session_id: str, cursor: str | None, limit: int, *, backward: bool) -> Page:
         """Durable frames on one side of a cursor, ascending and contiguous. Raises NotFound, MissingAnchor."""
 
         def read(reader: Reader) -> Page:
             session = find_session(reader, session_id)
-            at = None if cursor is None else self._log.position(reader, session, cursor)
+            at = None if cursor is None else self._held(reader, session, cursor)
+            if cursor is None and session.floor and not backward:
+                raise self._truncated(reader, session)
             if backward:
                 frames = self._log.before(reader, session, at, limit)
                 more = bool(frames) and frames[0][1]["params"]["prevCursor"] is not None

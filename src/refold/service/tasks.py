@@ -7,7 +7,7 @@ queue. The snapshot is complete and self-contained at that moment, but for what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -28,8 +28,10 @@ from refold.records import (
     parse_id,
 )
 from refold.service.blueprints import Blueprints, Resolved
+from refold.service.commands import Command, Ledger, later, woken
 from refold.service.programs import SubprocessMode
-from refold.store import Reader, Store, Tx, append_log
+from refold.service.runs import find_run
+from refold.store import Store, Tx, append_log
 
 Json = Any
 
@@ -46,8 +48,18 @@ class NewTask(msgspec.Struct, frozen=True, kw_only=True):
     work_dir: str | None = None
     project_root: str | None = None
     client: str = "http"
+    ttl_secs: float | None = None
     command_id: str | None = None
     default_model: bool = False
+
+
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """What a kick answers: the ids of the Run it made, and how that stood then."""
+
+    task_id: str
+    run_id: str
+    session_id: str
+    status: RunStatus
 
 
 class Kick(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +67,7 @@ class Kick(msgspec.Struct, frozen=True, kw_only=True):
 
     opening: Opening
     override: Json = None
+    ttl_secs: float | None = None
     ahead: bool = False
     """Whether it is launched before what waits in the queue."""
 
@@ -77,46 +90,77 @@ class Tasks:
         self._supervisor = supervisor
         self._blueprints = blueprints
         self._subprocess: SubprocessMode = subprocess
+        self._ledger = Ledger(store)
 
     async def launch(self, new: NewTask, *, subprocess: SubprocessMode | None = None) -> RunRecord:
+        """As `begin`, and the Run's record."""
+        return await self._run(await self.begin(new, subprocess=subprocess))
+
+    async def rekick(self, task_id: str, override: Json = None) -> RunRecord:
+        """As `begin_again`, and the Run's record."""
+        return await self._run(await self.begin_again(task_id, override))
+
+    async def begin(
+        self, new: NewTask, *, subprocess: SubprocessMode | None = None, command: Command | None = None
+    ) -> Begun:
         """Creates a Task with its Session and first Run, all in one commit, and starts the Run.
 
         `subprocess` widens what the server allows, for a user's own file. Raises BlueprintInvalid, NotFound,
-        InvalidRequest, Unprocessable: nothing is created then.
+        InvalidRequest, Unprocessable, CommandConflict: nothing is created then.
         """
         mode = subprocess or self._subprocess
+        prepared = await later(self._prepare(new, mode))
+        opening = woken(self._clock, "http", command)
+
+        def effect(tx: Tx) -> Kicked:
+            whole, resolved = prepared()
+            task, session = self.create(tx, whole, resolved)
+            return self.kick(tx, task, session, resolved, Kick(opening=opening, ttl_secs=new.ttl_secs), mode)
+
+        return await self._kick_once(command, effect)
+
+    async def begin_again(
+        self, task_id: str, override: Json = None, *, ttl_secs: float | None = None, command: Command | None = None
+    ) -> Begun:
+        """Kicks a Task again: always a new Run. A Task launched by id takes today's head unless its version is fixed.
+
+        Raises InvalidId, NotFound, BlueprintInvalid, Unprocessable, CommandConflict: nothing is created then.
+        """
+        task = await self.get(task_id)
+        resolved = await later(self._blueprints.resolve(decode(task.blueprint_json)))
+        kick = Kick(opening=woken(self._clock, "http", command), override=override, ttl_secs=ttl_secs)
+
+        def effect(tx: Tx) -> Kicked:
+            self._blueprints.programs.check(resolved().blueprint)
+            session = tx.find(SessionRecord, session_id=task.session_id)[0]
+            return self.kick(tx, task, session, resolved(), kick)
+
+        return await self._kick_once(command, effect)
+
+    async def _prepare(self, new: NewTask, mode: SubprocessMode) -> tuple[NewTask, Resolved]:
+        """What a launch needs before its transaction: its Blueprint, looked up, expanded, and allowed."""
         new = msgspec.structs.replace(new, blueprint=self._blueprints.expanded(new.blueprint))
         resolved = await self._blueprints.resolve(new.blueprint)
         self._blueprints.programs.check(resolved.blueprint, mode)
         check_folders(resolved.blueprint, new)
-        kick = Kick(opening=self.opening("http"))
+        return new, resolved
 
-        def create(tx: Tx) -> Kicked:
-            task, session = self.create(tx, new, resolved)
-            return self.kick(tx, task, session, resolved, kick, mode)
+    async def _kick_once(self, command: Command | None, effect: Callable[[Tx], Kicked]) -> Begun:
+        """Applies a kick, once if its command has an id, and starts what it launched."""
+        launched: list[RunRecord] = []
 
-        return self._drive(await self._store.write(create))
+        def kicked(tx: Tx) -> Json:
+            done = effect(tx)
+            launched[:] = [] if done.launched is None else [done.launched]
+            return {name: getattr(done.run, name) for name in Begun.__struct_fields__}
 
-    async def rekick(self, task_id: str, override: Json = None) -> RunRecord:
-        """Kicks a Task again: always a new Run. A Task launched by id takes today's head unless its version is fixed.
+        answer, _ = await self._ledger.once(command, kicked, at=self._clock.now_ms())
+        for run in launched:
+            self._supervisor.drive(run)
+        return Begun(**answer)
 
-        Raises InvalidId, NotFound, BlueprintInvalid, Unprocessable: nothing is created then.
-        """
-        task = await self.get(task_id)
-        resolved = await self._blueprints.resolve(decode(task.blueprint_json))
-        self._blueprints.programs.check(resolved.blueprint)
-        kick = Kick(opening=self.opening("http"), override=override)
-
-        def again(tx: Tx) -> Kicked:
-            session = tx.find(SessionRecord, session_id=task.session_id)[0]
-            return self.kick(tx, task, session, resolved, kick)
-
-        return self._drive(await self._store.write(again))
-
-    def _drive(self, kicked: Kicked) -> RunRecord:
-        if kicked.launched is not None:
-            self._supervisor.drive(kicked.launched)
-        return kicked.run
+    async def _run(self, begun: Begun) -> RunRecord:
+        return await self._store.read(lambda reader: find_run(reader, begun.run_id))
 
     def create(self, tx: Tx, new: NewTask, resolved: Resolved) -> tuple[TaskRecord, SessionRecord]:
         """Creates a Task and its Session with the record that opens the view."""
@@ -185,6 +229,7 @@ class Tasks:
             "subprocess": mode or self._subprocess,
             "work_dir": task.work_dir,
             "project_root": task.project_root,
+            "ttl_secs": kick.ttl_secs,
             "kick": msgspec.to_builtins(opening),
         }
         run = tx.insert(
@@ -236,11 +281,8 @@ class Tasks:
     async def page(self, limit: int, before: int | None = None) -> list[TaskRecord]:
         """The newest Tasks first, those made before the integer key `before`."""
 
-        def read(reader: Reader) -> list[TaskRecord]:
-            rows = reader.find(TaskRecord, newest_first=True)
-            return [row for row in rows if before is None or row.n < before][:limit]
-
-        return await self._store.read(read)
+        window = {"before": before, "limit": limit, "newest_first": True}
+        return await self._store.read(lambda reader: reader.find(TaskRecord, **window))
 
 
 def check_folders(blueprint: Blueprint, new: NewTask) -> None:

@@ -1,7 +1,8 @@
 """The Session log as readers meet it: frames by position, wake-ups, and one pulling subscription per reader."""
 
+from refold.session import boundaries
 from refold.session.hub import Hub
 from refold.session.log import Frames, SessionLog
 from refold.session.subscription import Subscription
 
-__all__ = ["Frames", "Hub", "SessionLog", "Subscription"]
+__all__ = ["Frames", "Hub", "SessionLog", "Subscription", "boundaries"]

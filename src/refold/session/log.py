@@ -6,13 +6,14 @@ after a position the caller names; nothing here waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from refold.errors import MissingAnchor
-from refold.records import LogRow, SessionRecord
+from refold.errors import BoundaryPruned, MissingAnchor
+from refold.records import BoundaryRow, LogRow, SessionRecord
 from refold.store import Reader
 from refold.view import (
+    ANCHOR,
     GENESIS,
     Claim,
     Frame,
@@ -30,6 +31,8 @@ from refold.view import (
 )
 
 Frames = list[tuple[Position, Frame]]
+Start = Callable[[Reader, "SessionLog", SessionRecord], tuple[ViewState, Position]]
+"""Where a fold begins: at a boundary, or at an empty state before the first frame."""
 
 READ_ROWS: Final = 512
 """Log rows per read: enough to share the cost of a statement, few enough to keep memory and loop time small."""
@@ -41,20 +44,50 @@ KEPT_STATES: Final = 64
 class SessionLog:
     """The logs of a store, seen through its MAC key."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, start: Start | None = None) -> None:
         self._key = key
+        self._start = start or (lambda reader, log, session: (ViewState(), GENESIS))
         self._states: dict[int, tuple[ViewState, Position]] = {}
 
     def mint(self, session: SessionRecord) -> Mint:
         """What turns positions of this Session into cursors."""
         return minter(self._key, session.session_id)
 
-    def position(self, reader: Reader, session: SessionRecord, cursor: str) -> Position:
-        """The position that `cursor` names in this history of this Session; raises MissingAnchor for any other."""
+    def position(self, reader: Reader, session: SessionRecord, cursor: str) -> tuple[Position, bool]:
+        """The position that `cursor` names in this history of this Session, and whether it is held.
+
+        Held: every durable event after it is retained. A position behind the floor was real, for its MAC says so; its
+        row is gone. Raises MissingAnchor for any cursor that never was one here, BoundaryPruned for an anchor whose
+        boundary retention has taken.
+        """
         claim: Claim = decode(self._key, session.session_id, cursor)
-        if not holds(claim, reader.get(LogRow, session.n, claim.position.seq)):
+        at = claim.position
+        if claim.fragment == ANCHOR:
+            boundary = reader.get(BoundaryRow, session.n, at.seq)
+            if boundary is not None and boundary.pruned:
+                raise self._pruned(reader, session, cursor)
+        row = reader.get(LogRow, session.n, at.seq)
+        if at.seq < session.floor:
+            return at, False
+        if row is None or not holds(claim, row):
             raise MissingAnchor(session.session_id)
-        return claim.position
+        return at, at.seq > session.floor or at.k == row.frames - 1
+
+    def _pruned(self, reader: Reader, session: SessionRecord, anchor: str) -> BoundaryPruned:
+        newest = reader.find(BoundaryRow, session=session.n, newest_first=True, limit=1)[0]
+        row = reader.get(LogRow, session.n, newest.seq)
+        latest = None if newest.pruned or row is None else last_cursor(row, self.mint(session))
+        return BoundaryPruned(
+            "the boundary of this anchor was pruned; anchor at the latest one",
+            session_id=session.session_id,
+            anchor=anchor,
+            latest_boundary_cursor=latest,
+        )
+
+    def earliest(self, reader: Reader, session: SessionRecord) -> str | None:
+        """The cursor of the earliest position that is held; None if everything is retained."""
+        row = reader.get(LogRow, session.n, session.floor) if session.floor else None
+        return None if row is None else last_cursor(row, self.mint(session))
 
     def head(self, reader: Reader, session: SessionRecord) -> str:
         """The cursor of the newest frame. Every Session has one: its creation."""
@@ -90,8 +123,11 @@ class SessionLog:
         until = position if position is not None else Position(session.seq + 1, 0)
         wanted = limit + 2
         while True:
-            rows = reader.log_before(session.n, until.seq + 1, wanted)
+            found = reader.log_before(session.n, until.seq + 1, wanted)
+            rows = [row for row in found if row.seq >= session.floor]
             start = start_of_page(rows, until, limit)
+            if start is None and rows[0].seq == session.floor:
+                start = Position(session.floor, rows[0].frames - 1)  # what lies before it is not retained
             if start is not None:
                 break
             wanted *= 2
@@ -99,15 +135,32 @@ class SessionLog:
         return list(self._walk(reader, session, first, start, until))
 
     def state(self, reader: Reader, session: SessionRecord) -> ViewState:
-        """The fold of the whole view as `reader` sees it. Do not change it: later reads go on from it."""
-        state, position = self._states.pop(session.n, (ViewState(), GENESIS))
-        while frames := self.after(reader, session, position):
-            apply_all(state, (frame for _, frame in frames))
-            position = frames[-1][0]
-        self._states[session.n] = (state, position)
+        """The fold of the whole view as `reader` sees it. Do not change it: later reads go on from it.
+
+        For committed data only: inside a transaction that may yet fail, use `fold`.
+        """
+        state, position = self._states.pop(session.n, None) or self._start(reader, self, session)
+        self._states[session.n] = (state, self._caught_up(reader, session, state, position))
         while len(self._states) > KEPT_STATES:
             del self._states[next(iter(self._states))]
         return state
+
+    def fold(self, reader: Reader, session: SessionRecord) -> ViewState:
+        """The same fold as a value of the caller's own."""
+        kept = self._states.get(session.n)
+        state, position = (kept[0].copy(), kept[1]) if kept is not None else self._start(reader, self, session)
+        self._caught_up(reader, session, state, position)
+        return state
+
+    def forget(self, session_n: int) -> None:
+        """Drops what is kept of a Session."""
+        self._states.pop(session_n, None)
+
+    def _caught_up(self, reader: Reader, session: SessionRecord, state: ViewState, position: Position) -> Position:
+        while frames := self.after(reader, session, position):
+            apply_all(state, (frame for _, frame in frames))
+            position = frames[-1][0]
+        return position
 
     def _walk(
         self,

@@ -25,6 +25,7 @@ from refold.records import (
     ActivationRow,
     AttemptRow,
     BlueprintRecord,
+    BoundaryRow,
     CommandRow,
     CutRow,
     DecisionRow,
@@ -74,6 +75,7 @@ TABLES: Final[Mapping[type[Row], Table]] = {
     CutRow: Table("cut", ("run", "ordinal")),
     ActivationRow: Table("activation", ("run", "activation")),
     LogRow: Table("log", ("session", "seq")),
+    BoundaryRow: Table("boundary", ("session", "seq")),
     RequestRow: Table("request", unique=(("request_id",),), indexed=(("run",), ("status",), ("session",))),
     CommandRow: Table("command", ("command_id",)),
     ValueRow: Table("value", ("digest",)),
@@ -136,9 +138,19 @@ class Reader(Protocol):
         ...
 
     def find(
-        self, kind: type[R], *, after: int = 0, limit: int | None = None, newest_first: bool = False, **equals: Any
+        self,
+        kind: type[R],
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+        **equals: Any,
     ) -> list[R]:
-        """The rows whose members equal, ordered by primary key, those whose last key member is > `after`."""
+        """The rows whose members equal, ordered by primary key, whose last key member is > `after` and < `before`.
+
+        With a `limit` no more rows are read than are returned.
+        """
         ...
 
     def count(self, kind: type[Row], **equals: Any) -> int:

@@ -76,12 +76,21 @@ class _MemoryTx:
         return self._tables.rows[kind].get(key)  # type: ignore[return-value]
 
     def find(
-        self, kind: type[R], *, after: int = 0, limit: int | None = None, newest_first: bool = False, **equals: Any
+        self,
+        kind: type[R],
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+        **equals: Any,
     ) -> list[R]:
         found = [
             key
             for key, row in self._tables.rows[kind].items()
-            if (not after or key[-1] > after) and all(getattr(row, name) == value for name, value in equals.items())
+            if (not after or key[-1] > after)
+            and (before is None or key[-1] < before)
+            and all(getattr(row, name) == value for name, value in equals.items())
         ]
         found.sort(reverse=newest_first)
         return [self._tables.rows[kind][key] for key in found[:limit]]  # type: ignore[misc]

@@ -204,7 +204,14 @@ class _SqliteTx:
         return found[0] if found else None
 
     def find(
-        self, kind: type[R], *, after: int = 0, limit: int | None = None, newest_first: bool = False, **equals: Any
+        self,
+        kind: type[R],
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        newest_first: bool = False,
+        **equals: Any,
     ) -> list[R]:
         table = TABLES[kind]
         clauses = [f"{name} IS ?" for name in equals]
@@ -212,6 +219,9 @@ class _SqliteTx:
         if after:
             clauses.append(f"{table.key[-1]}>?")
             values.append(after)
+        if before is not None:
+            clauses.append(f"{table.key[-1]}<?")
+            values.append(before)
         where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
         order = ", ".join(f"{name} {'DESC' if newest_first else 'ASC'}" for name in table.key)
         tail = "" if limit is None else f" LIMIT {int(limit)}"
@@ -277,7 +287,7 @@ class _SqliteTx:
         try:
             self.connection.execute(sql, values)
         except apsw.ConstraintError as error:
-            raise StoreError(f"a {TABLES[kind].name} row is there already: {error}") from error
+            raise StoreError(f"a {TABLES[kind].name} row cannot be stored: {error}") from error
 
     def _insert(self, kind: type[Row]) -> str:
         sql = self._sql.get((kind, "insert"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -74,14 +75,15 @@ class RowConformance:
         rows = [sample(AttemptRow, run=n % 2, ordinal=9 - n, ended_at=n if n > 4 else None) for n in range(9)]
         await store.write(lambda tx: [tx.insert(row) for row in rows])
         ordered = sorted(rows, key=lambda row: (row.run, row.ordinal))
-        for after in (0, 1, 5, 9):
-            for limit in (None, 0, 1, 3, 99):
-                for newest_first in (False, True):
-                    for equals in ({}, {"run": 1}, {"ended_at": None}, {"ended_at": 6, "run": 0}, {"run": 7}):
-                        expected = [row for row in ordered if row.ordinal > after and _has(row, equals)]
-                        asked = {"after": after, "limit": limit, "newest_first": newest_first, **equals}
-                        found = await store.read(lambda reader, asked=asked: reader.find(AttemptRow, **asked))
-                        assert found == (expected[::-1] if newest_first else expected)[:limit], asked
+        windows = itertools.product((0, 1, 5, 9), (None, 0, 1, 6, 99), (None, 0, 1, 3, 99), (False, True))
+        for after, before, limit, newest_first in windows:
+            window = {"after": after, "before": before, "limit": limit, "newest_first": newest_first}
+            inside = [row for row in ordered if row.ordinal > after and (before is None or row.ordinal < before)]
+            for equals in ({}, {"run": 1}, {"ended_at": None}, {"ended_at": 6, "run": 0}, {"run": 7}):
+                expected = [row for row in inside if _has(row, equals)]
+                asked = {**window, **equals}
+                found = await store.read(lambda reader, asked=asked: reader.find(AttemptRow, **asked))
+                assert found == (expected[::-1] if newest_first else expected)[:limit], asked
         for equals in ({}, {"run": 1}, {"ended_at": None}, {"run": 7}):
             expected = [row for row in rows if _has(row, equals)]
             assert await store.read(lambda reader, equals=equals: reader.count(AttemptRow, **equals)) == len(expected)

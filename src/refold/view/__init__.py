@@ -8,7 +8,8 @@
 Not here: reading and writing rows (`store`), who is told when (`session`), the JSON-RPC envelope (`protocol`).
 """
 
-from refold.view.cursor import GENESIS, Claim, Mint, Position, decode, holds, mint, minter
+from refold.view.cursor import ANCHOR, CHAIN_BYTES, GENESIS, Claim, Mint, Position, decode, holds, mint, minter
+from refold.view.digest import elide_item
 from refold.view.fold import Outcome, ViewState, apply, apply_all
 from refold.view.ladder import Anchor, Preference, Rung, attempts, choose, history
 from refold.view.page import frames_after, head, last_cursor, origins, start_of_page
@@ -16,8 +17,8 @@ from refold.view.parts import rfc3339
 from refold.view.payload import JSON_TEXT, PLAIN_TEXT, Payload, clip, stow
 from refold.view.record import Frame, render
 from refold.view.request_log import DENIED, request_opened, request_settled
-from refold.view.session_log import model_changed, name_changed, session_created, session_resumed
-from refold.view.snapshot import elide, fold_digest, seed, snapshot_state, view_snapshot, weigh
+from refold.view.session_log import compacted, model_changed, name_changed, session_created, session_resumed
+from refold.view.snapshot import SCHEMA_VERSION, elide, fold_digest, seed, snapshot_state, view_snapshot, weigh
 from refold.view.step_log import (
     ITEM_STATUS,
     child,
@@ -30,11 +31,14 @@ from refold.view.trace import trace
 from refold.view.turn_log import turn_completed, turn_ended, turn_opened, turn_refused, turn_unqueued, turn_woken
 
 __all__ = [
+    "ANCHOR",
+    "CHAIN_BYTES",
     "DENIED",
     "GENESIS",
     "ITEM_STATUS",
     "JSON_TEXT",
     "PLAIN_TEXT",
+    "SCHEMA_VERSION",
     "Anchor",
     "Claim",
     "Frame",
@@ -51,8 +55,10 @@ __all__ = [
     "child",
     "choose",
     "clip",
+    "compacted",
     "decode",
     "elide",
+    "elide_item",
     "fold_digest",
     "frames_after",
     "head",

@@ -43,6 +43,9 @@ class Position:
     k: int
 
 
+ANCHOR: Final = 0xFFFFFFFF
+"""The fragment of a compaction anchor. It names a boundary, not an event: retention may take the boundary away."""
+
 GENESIS: Final = Position(0, 0)
 """Before the first frame. Never minted: a client that holds nothing names no cursor."""
 

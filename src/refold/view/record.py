@@ -18,9 +18,9 @@ from typing import Final, TypedDict
 
 from refold.canonical import decode
 from refold.errors import StoreDamaged
-from refold.records import LogRow
+from refold.records import LogRow, LogType
 from refold.view import request_log, session_log, step_log, turn_log
-from refold.view.cursor import CHAIN_BYTES, Mint, Position
+from refold.view.cursor import ANCHOR, CHAIN_BYTES, Mint, Position
 from refold.view.parts import Members, Renderer
 
 RENDERERS: Final[Mapping[str, Renderer]] = (
@@ -57,6 +57,8 @@ def render(row: LogRow, opening: LogRow | None, session_id: str, mint: Mint, pre
     frames: list[Frame] = []
     for k, (method, members) in enumerate(parts):
         cursor = mint(Position(row.seq, k), chain8)
+        if row.type == LogType.COMPACTED and method == "item/completed":
+            members["item"]["summarizedThrough"] = mint(Position(row.seq, k), chain8, ANCHOR)
         envelope = {"sessionId": session_id, "viewCursor": cursor, "prevCursor": prev, "sourceRange": source}
         frames.append({"method": method, "params": envelope | members})
         prev = cursor

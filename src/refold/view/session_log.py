@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final, Literal
 
 from refold.records import LogRecord, LogRow, LogType
-from refold.view.parts import Members, Part, Renderer
+from refold.view.parts import Members, Part, Renderer, item, present
 
 ModelSource = Literal["default", "user"]
 
@@ -58,9 +58,24 @@ def _name_changed(row: LogRow, body: Members, opening: LogRow | None) -> list[Pa
     return [("session/nameChanged", {"name": body["name"], "nameOrigin": "custom"})]
 
 
+def compacted(at: int, *, trigger: Literal["manual", "auto"], command: str | None = None) -> LogRecord:
+    """A boundary is installed: from here on an anchored snapshot is served."""
+    return LogRecord(type=LogType.COMPACTED, at=at, body=present(trigger=trigger, command=command), revision=2)
+
+
+def _compacted(row: LogRow, body: Members, opening: LogRow | None) -> list[Part]:
+    open_item = item(f"C-{row.seq}", "compaction", row, revision=1, status="inProgress", trigger=body["trigger"])
+    done = {"revision": row.revision, "status": "completed", "outcome": "compacted", "strategyId": "fold"}
+    counts = {"tokensBefore": 0, "tokensAfter": 0}
+    # `record.render` replaces this by the anchor: only there the row's own cursor can be minted.
+    closed = {"item": open_item | done | counts | {"summarizedThrough": ""}}
+    return [("item/started", {"item": open_item}), ("item/completed", closed)]
+
+
 RENDERERS: Final[Mapping[LogType, Renderer]] = {
     LogType.SESSION_CREATED: _session_created,
     LogType.SESSION_RESUMED: _session_resumed,
     LogType.MODEL_CHANGED: _model_changed,
     LogType.NAME_CHANGED: _name_changed,
+    LogType.COMPACTED: _compacted,
 }

@@ -40,6 +40,7 @@ CREATE TABLE session (
   chain          BLOB NOT NULL,
   active_run     INTEGER,
   active_turn    TEXT,
+  floor          INTEGER NOT NULL,
   held           INTEGER NOT NULL,
   launched       INTEGER NOT NULL,
   turns          INTEGER NOT NULL,
@@ -173,6 +174,18 @@ CREATE TABLE log (
   origin    INTEGER,
   body_json TEXT NOT NULL,
   hash      BLOB NOT NULL,
+  PRIMARY KEY (session, seq)
+);
+
+CREATE TABLE boundary (
+  session       INTEGER NOT NULL,
+  seq           INTEGER NOT NULL,
+  at            INTEGER NOT NULL,
+  rest_json     TEXT NOT NULL,
+  segments_json TEXT NOT NULL,
+  size          INTEGER NOT NULL,
+  elided        INTEGER NOT NULL,
+  pruned        INTEGER NOT NULL,
   PRIMARY KEY (session, seq)
 );
 
