@@ -10,8 +10,8 @@ from typing import Any
 __version__ = "0.1.0"
 
 _BUILDERS = """
-    add and_ assign blueprint branch call_extern div eq exists expr fanout gt gte in_ len_ lit loop lt lte mod mul ne
-    not_ or_ path seq step sub try_ wait
+    add and_ approve assign blueprint branch call_extern div eq exists expr fanout gt gte in_ len_ lit loop lt lte mod
+    mul ne not_ or_ path seq step sub try_ wait
 """
 _HOMES = dict.fromkeys(_BUILDERS.split(), "refold.flowir.build")
 """Which module has what can be had from here."""

@@ -11,8 +11,10 @@ from refold.errors import BlueprintInvalid
 from refold.flowir import (
     AgentDef,
     Apply,
+    Approve,
     Assign,
     Branch,
+    Choice,
     Extern,
     Fanout,
     Lit,
@@ -34,6 +36,10 @@ A, ECHO = Path(("a",)), {"name": "echo", "kind": "python", "spec": {"fn": "built
 
 def blueprint(flow=None, agents=(ECHO,), **more):
     return {"id": "b", "flow": flow or seq(), "agents": list(agents), **more}
+
+
+def approve(**more):
+    return {"kind": "approve", "action": lit(1), "out": path("$.a"), **more}
 
 
 def faults_of(parse, value):
@@ -72,6 +78,11 @@ def faults_of(parse, value):
             assign("$.a", {"op": "call_extern", "ref": "f", "args": [path("$.a")]}),
             Assign(A, Extern("f", (A,))),
         ),
+        (approve(), Approve(Lit(1), A)),
+        (
+            approve(title="Go on?", choices=[{"id": "y", "label": "Yes", "decision": "approved"}], on_deny="continue"),
+            Approve(Lit(1), A, "Go on?", (Choice("y", "Yes", "approved"),), None, "continue"),
+        ),
         ({"kind": "wait", "secs": path("$.a")}, Wait(secs=A)),
         ({"kind": "wait", "until": lit("2030-01-01T00:00:00Z")}, Wait(until=Lit("2030-01-01T00:00:00Z"))),
         (assign(lit("$.x"), 1), Assign(Lit("$.x"), Lit(1))),  # an error of the run, not of the text
@@ -89,7 +100,12 @@ def test_nodes_and_expressions(json, node):
         ({"kind": 1}, "$", "missing_key"),
         ({"kind": "sequence"}, "$.kind", "unknown_kind"),
         ({"kind": "let"}, "$.kind", "unknown_kind"),
-        ({"kind": "approve"}, "$.kind", "node_kind_unavailable"),
+        ({"kind": "approve", "action": lit(1)}, "$", "missing_key"),
+        (approve(choices=[]), "$", "members_disagree"),
+        (approve(choices=[{"id": "a", "label": "A"}]), "$.choices[0]", "missing_key"),
+        (approve(choices=["a"]), "$.choices[0]", "wrong_type"),
+        (approve(on_deny="skip"), "$.on_deny", "bad_value"),
+        (approve(expires_secs=-1), "$.expires_secs", "bad_value"),
         ({"kind": "wait"}, "$", "members_disagree"),
         ({"kind": "wait", "secs": lit(1), "until": lit("x")}, "$", "members_disagree"),
         ({"kind": "wait", "secs": 1}, "$.secs", "wrong_type"),
@@ -287,7 +303,7 @@ def test_faults_of_a_blueprint(change, path, kind):
         ({"name": 1}, ".name", "wrong_type"),
         ({"kind": "pyton"}, ".kind", "unknown_kind"),
         ({"kind": None}, ".kind", "wrong_type"),
-        *[({"kind": k}, ".kind", "agent_kind_unavailable") for k in ("operator", "human", "llm", "acp", "mcp", "http")],
+        *[({"kind": k}, ".kind", "agent_kind_unavailable") for k in ("llm", "acp", "mcp", "http")],
         *[({"kind": kind}, ".kind", "agent_kind_unsupported") for kind in ("lua", "agent_block")],
         ({"color": 1}, ".color", "unknown_key"),
         ({"spec": None}, ".spec", "wrong_type"),
@@ -308,8 +324,7 @@ def test_faults_of_a_blueprint(change, path, kind):
         ({"timeout_secs": float("nan")}, ".timeout_secs", "bad_value"),
         ({"timeout_secs": "1"}, ".timeout_secs", "wrong_type"),
         ({"on_ambiguous": "guess"}, ".on_ambiguous", "bad_value"),
-        ({"on_ambiguous": "ask"}, ".on_ambiguous", "option_unavailable"),
-        ({"approval": "required"}, ".approval", "option_unavailable"),
+        ({"approval": "always"}, ".approval", "bad_value"),
     ],
 )
 def test_faults_of_an_agent(change, path, kind):

@@ -108,6 +108,7 @@ def test_runners_with_other_backends_are_kept_and_change_nothing() -> None:
         (blueprint(worker(runner={"backend": "subprocess"})), [("$.agents[0].runner", "missing_key")]),
         (blueprint(worker(runner=BY_SAY | {"x": 1})), [("$.agents[0].runner.x", "unknown_key")]),
         (blueprint(worker(runner=5)), [("$.agents[0].runner", "wrong_type")]),
+        (blueprint(worker(runner=BY_SAY, profile=5)), [("$.agents[0].profile", "wrong_type")]),
         (
             blueprint(worker(runner=BY_SAY | {"overrides": {"cwd": "{home}"}})),
             [("$.agents[0].runner.overrides.cwd", "unknown_placeholder")],
@@ -173,6 +174,17 @@ def test_an_unknown_placeholder_comes_with_a_suggestion() -> None:
 def test_what_is_no_lower_case_word_in_braces_is_text() -> None:
     argv = ["printf", '{"ok": true}', "{1}", "{ prompt }", "${HOME}", "{Prompt}", "{}"]
     assert spec_of(worker(runner=BY_SAY), subprocesses=[{"name": "say", "argv": argv}])["template"]["argv"] == argv
+
+
+def test_a_template_with_all_its_parts_has_no_faults() -> None:
+    output = {"format": "json", "result_ptr": "/a", "ok_from": "/b", "stats": {"usage_ptr": "", "model_ptr": "/m"}}
+    whole = SAY | {
+        "stdin": "{prompt}",
+        "env": {"A": "", "B": {"$secret": "B"}},
+        "cwd": "{work_dir}/x",
+        "output": output,
+    }
+    assert spec_of(worker(runner=BY_SAY), subprocesses=[whole]) == {"template": whole}
 
 
 def test_the_templates_of_a_configuration_are_read_like_those_of_a_blueprint() -> None:
@@ -268,6 +280,11 @@ def test_what_a_document_stands_for() -> None:
 def test_a_pointer_that_leads_nowhere_is_an_error(output: Output, text: str) -> None:
     with pytest.raises(FlowError, match=text):
         answer(output, {"result": [1], "ok": True})
+
+
+@pytest.mark.parametrize(("pointer", "found"), [("/~01", 1), ("/a~1b", 2), ("/", 3), ("/~0", 4)])
+def test_a_pointer_escapes_what_it_is_made_of(pointer: str, found: Json) -> None:
+    assert point({"~1": 1, "a/b": 2, "": 3, "~": 4}, pointer) == found
 
 
 def pointers(value: Json, at: str = "") -> list[tuple[str, Json]]:

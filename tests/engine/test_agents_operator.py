@@ -178,14 +178,14 @@ async def _walk(moves: list[tuple[str, str, str]]) -> None:
             del held[step]
         await _settled()
         assert {offer.work.step_id for by in HOLDERS for offer in offers.held(by)} == {k for k, v in held.items() if v}
-        assert len(offers) == len(held)
+        assert len(offers.all()) == len(held)
     for step, task in tasks.items():
         if step in answered:
             assert (await task).outcome == Pass(answered[step])
         else:
             task.cancel()
     await asyncio.gather(*tasks.values(), return_exceptions=True)
-    assert len(offers) == 0
+    assert offers.all() == []
 
 
 moves = st.tuples(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from refold.errors import ConfigInvalid
 from refold.flowir.build import assign, blueprint
+from refold.server.config import Config, Home, settings
 from refold.server.http import http_app
 from refold.server.rpc import Rpc
 from refold.service.app import App, Settings
@@ -110,3 +113,26 @@ async def test_the_folders_of_a_launch_are_shown_by_its_task(http: httpx.AsyncCl
     launched = (await http.post("/v1/tasks", json=ask)).json()
     task = (await http.get(f"/v1/tasks/{launched['task_id']}")).json()
     assert (task["work_dir"], task["project_root"]) == ("/w", "/p")
+
+
+# -- what the configuration says of them ------------------------------------------------------------------------------
+
+
+def test_roots_and_templates_of_the_configuration_reach_the_app(tmp_path: Path) -> None:
+    told = settings(
+        Config(blueprint_roots=[str(tmp_path)], subprocesses={"say": {"argv": ["true"]}}), Home(tmp_path / "home")
+    )
+    assert told.blueprint_roots == (tmp_path,)
+    assert told.templates == {"say": {"name": "say", "argv": ["true"]}}
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"blueprint_roots": ["/no/such/folder"]}, "blueprint_roots: /no/such/folder is no folder"),
+        ({"subprocesses": {"say": {"argv": ["x"], "stdin": "{y}"}}}, r"\$\.subprocesses\.say\.stdin"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_is_refused_at_start(config: Json, text: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=text):
+        settings(Config(**config), Home(tmp_path))

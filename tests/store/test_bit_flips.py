@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pytest
 from store_kit import SqliteFactory
 
@@ -32,7 +33,8 @@ async def test_no_flipped_bit_changes_a_sealed_row_unnoticed(ram: Path) -> None:
         await advance(store, run.n)
 
     def sealed(reader: Reader) -> list[object]:
-        return [*replay_rows(reader, run.n), *reader.find(LogRow)]
+        log = [msgspec.structs.replace(row, run=None) for row in reader.find(LogRow)]  # no hash covers an integer key
+        return [*replay_rows(reader, run.n), *log]
 
     truth = await store.read(sealed)
     await store.close()

@@ -18,13 +18,13 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from refold.records import AttemptRow, DecisionRow, LogRow, ReplayRow, Row, RunRecord, RunStatus, SessionRecord
 from refold.store import MemoryStore, Reader, SqliteStore, Store, Tx, append_log
 from refold.store.base import TABLES
 from refold.testing.faults import PowerVFS
-from refold.testing.history import Undone, begin_in, filled, next_step, note
+from refold.testing.history import Undone, begin, begin_in, filled, next_step, note
 
 Change = Callable[[Tx], Any]
 
@@ -149,26 +149,30 @@ class Stores(RuleBasedStateMachine):
         self._disk.unregister()
         self._home.cleanup()
 
-    @rule(write=writes())
-    def write(self, write: Change) -> None:
-        self._both(lambda store: store.write(write))
+    @initialize()
+    def begin(self) -> None:
+        for name in "ab":
+            self._both(lambda store, name=name: begin(store, name))
 
-    @rule(group=st.lists(writes(), min_size=2, max_size=4))
-    def write_at_once(self, group: Iterable[Change]) -> None:
+    @rule(group=st.lists(writes(), min_size=1, max_size=4))
+    def write(self, group: Iterable[Change]) -> None:
+        """One transaction, or several in one turn of the loop."""
+
         async def all_of(store: Store) -> list[Any]:
             return await asyncio.gather(*(store.write(each) for each in group), return_exceptions=True)
 
         self._both(all_of)
 
-    @rule(run=few, behind=st.sampled_from([0, 0, 0, 1]), times=st.integers(1, 2))
-    def commit(self, run: int, behind: int, times: int) -> None:
-        """A driver's step, which may be that of an older epoch, and may be sent twice."""
-        record = self._run(self._model.read(lambda reader: reader.get(RunRecord, run)))
-        if record is not None:
-            epoch = record.epoch - behind
-            step = self._run(self._model.read(lambda reader: next_step(reader, run, epoch=epoch)))
-            for _ in range(times):
-                self._both(lambda store: store.commit(step))
+    @rule(place=few, behind=st.sampled_from([0, 0, 0, 1]), times=st.integers(1, 3))
+    def commit(self, place: int, behind: int, times: int) -> None:
+        """Steps of a driver, which may be one of an older epoch."""
+        runs = self._run(self._model.read(lambda reader: reader.find(RunRecord)))
+        for _ in range(times if runs else 0):
+            self._commit(runs[place % len(runs)], behind)
+
+    def _commit(self, run: RunRecord, behind: int) -> None:
+        step = self._run(self._model.read(lambda reader: next_step(reader, run.n, epoch=run.epoch - behind)))
+        self._both(lambda store: store.commit(step))
 
     @rule(question=questions())
     def ask(self, question: Callable[[Reader], Any]) -> None:
@@ -212,4 +216,4 @@ class Stores(RuleBasedStateMachine):
 
 
 TestStores = Stores.TestCase
-TestStores.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestStores.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

@@ -339,13 +339,18 @@ class Driver:
     async def _bounded(self, current: Try) -> Report:
         agent = self._agents.get(current.dispatch.ref)
         secs = agent.timeout_secs if agent is not None else None
-        try:
-            async with asyncio.timeout(secs):
-                assignment = self._assignment(current)
-                report = await self._performer(current.dispatch.ref).perform(assignment)
-        except TimeoutError:
-            return Report(Failed(f"timed out after {secs} s"), cause="timeout")
+        working = self._performer(current.dispatch.ref).perform(self._assignment(current))
+        if secs is None:
+            report = await working
+        else:
+            try:
+                async with asyncio.timeout(secs):
+                    report = await working
+            except TimeoutError:
+                return Report(Failed(f"timed out after {secs} s"), cause="timeout")
         outcome = _under_contract(agent, report.outcome)
+        if self._tools.secrets.is_silent and outcome is report.outcome:
+            return report
         clean = msgspec.structs.replace(outcome, **self._tools.secrets.redact(msgspec.structs.asdict(outcome)))
         return Report(clean, report.mended, report.cause)
 

@@ -40,6 +40,11 @@ class Secrets:
         self._plain_names = plain_names
         self._told: dict[str, str] = {}
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether no secret was told so far, so that there is nothing to redact."""
+        return not self._told
+
     def resolve(self, value: Json) -> Json:
         """Returns `value` with every reference replaced by what it names. Raises SecretMissing."""
         match value:

@@ -9,6 +9,7 @@ net below.
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import structlog
@@ -17,12 +18,14 @@ from refold.engine.activation import Queue, close_activation, snapshot
 from refold.engine.agents import Tools
 from refold.engine.clock import Clock
 from refold.engine.driver import FOLDERS, Driver
+from refold.engine.parsed import Parsed
 from refold.errors import Fenced, StoreError
-from refold.flowir import Done, ReplayCursor, live_rows, parse_blueprint, uncut
+from refold.flowir import Done, ReplayCursor, live_rows, uncut
 from refold.flowir.lifecycle import Verb
 from refold.records import AttemptRow, CutRow, DecisionRow, ReplayRow, RequestRow, RunRecord
 from refold.store import Reader, Store, Tx, verify_replay
 
+Json = Any
 log = structlog.get_logger("refold.engine")
 
 
@@ -33,6 +36,7 @@ class Supervisor:
         self, store: Store, clock: Clock, tools: Tools, queue: Queue | None = None, *, replay: bool = True
     ) -> None:
         self.queue = queue or Queue()
+        self.parsed = Parsed()
         self._replay = replay
         self._store = store
         self._clock = clock
@@ -88,18 +92,44 @@ class Supervisor:
             self.drive(after)
 
     async def _carry(self, run: RunRecord) -> RunRecord | None:
-        driver = await self._prepare(run)
-        result = await driver.drive()
-        verb, value = (Verb.FINISH, result.ctx) if isinstance(result, Done) else (Verb.FAIL, {"error": result.text})
+        verb, value = await self._result(run)
         at = self._clock.now_ms()
         return await self._store.write(lambda tx: close_activation(tx, run, verb, self.queue, at=at, result=value))
 
-    async def _prepare(self, run: RunRecord) -> Driver:
+    async def _result(self, run: RunRecord) -> tuple[Verb, Json]:
+        """How the flow ends, or that the time it had is over: then its work is stopped wherever it is."""
         launch = snapshot(run)
+        left = self._secs_left(run, launch)
+        over = Verb.FAIL, {"error": f"its ttl of {launch.get('ttl_secs')} s is over", "kind": "ttl_exceeded"}
+        if left is not None and left <= 0:
+            return over  # no step begins that could only be cut off
+        limit = asyncio.timeout(left)
+        try:
+            async with limit:
+                driver = await self._prepare(run, launch)
+                result = await driver.drive()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return over
+        return (Verb.FINISH, result.ctx) if isinstance(result, Done) else (Verb.FAIL, {"error": result.text})
+
+    def _secs_left(self, run: RunRecord, launch: Json) -> float | None:
+        """Of the time that the Run may take, from its launch or last rerun-from on, what is left; None without a limit.
+
+        By the wall clock, so that it goes on while no server runs; within an activation it is an interval.
+        """
+        ttl_secs = launch.get("ttl_secs")
+        if ttl_secs is None:
+            return None
+        since = launch.get("ttl_from") or run.started_at or run.activated_at
+        return ttl_secs - (self._clock.now_ms() - since) / 1000
+
+    async def _prepare(self, run: RunRecord, launch: Json) -> Driver:
         history = await self._store.read(lambda reader: load_history(reader, run))
         return Driver(
             run,
-            parse_blueprint(launch["blueprint"]["value"]),
+            self.parsed.get(launch["blueprint"]["value"]),
             launch["init_ctx"],
             history.cursor,
             history.attempts,

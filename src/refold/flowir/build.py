@@ -134,6 +134,14 @@ def assign(at: Json, value: Json) -> Node:
     return {"kind": "assign", "at": expr(at), "value": expr(value)}
 
 
+def approve(action: Json, out: Json, **options: Json) -> Node:
+    """Asks a person whether `action` may be done; the decision goes to `out`.
+
+    `options`: title, choices, expires_secs, on_deny.
+    """
+    return {"kind": "approve", "action": expr(action), "out": expr(out), **options}
+
+
 def wait(secs: Json = None, *, until: Json = None) -> Node:
     """Waits, durably: for `secs`, or `until` an RFC 3339 time."""
     given = {"secs": secs, "until": until}

@@ -21,6 +21,7 @@ from starlette.responses import Response
 from refold.errors import InvalidId
 from refold.records import AGENT_NAME, ID_PATTERN, UUID7_PATTERN, parse_id, parse_uuid7
 from refold.service.app import App
+from refold.service.commands import Command
 
 Json = Any
 B = TypeVar("B")
@@ -52,6 +53,14 @@ class Ask(msgspec.Struct, Generic[B, Q], frozen=True, kw_only=True):
     query: Q
     who: str | None
     request: Request
+
+
+def command_of(ask: Ask[Any, Any], verb: str) -> Command | None:
+    """What the ledger keeps of a request: its verb, the ids of its path and its whole body; None without an id."""
+    if ask.body.command_id is None:
+        return None
+    members = {name: value for name, value in msgspec.to_builtins(ask.body).items() if name != "command_id"}
+    return Command(parse_uuid7(ask.body.command_id, "command id"), verb, {**ask.ids, **members})
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -93,7 +102,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def body_may_be_absent(self) -> bool:
         """Whether no body at all means the struct with all its defaults."""
-        return isinstance(self.body, type) and not any(field.required for field in msgspec.structs.fields(self.body))
+        if not (isinstance(self.body, type) and issubclass(self.body, msgspec.Struct)):
+            return False
+        return not any(field.required for field in msgspec.structs.fields(self.body))
 
     @property
     def statuses(self) -> list[int]:

@@ -18,6 +18,7 @@ import uvicorn
 from refold.engine.clock import Clock, rfc3339
 from refold.errors import ConfigInvalid
 from refold.server.config import Config, Home, settings
+from refold.server.guard import host_port
 from refold.server.http import http_app
 from refold.server.rpc import Rpc
 from refold.service.app import App
@@ -66,9 +67,9 @@ async def hold(config: Config, home: Home) -> AsyncIterator[Host]:
 async def _door(app: App, config: Config, home: Home, lock: StoreLock | None) -> AsyncIterator[Host]:
     listener = _bind(config.bind)
     host, port = listener.getsockname()[:2]
-    url = f"http://{host}:{port}"
+    url = f"http://{host_port(host, port)}"
     rpc = Rpc(app, str(home.path.absolute()))
-    names = [f"{name}:{port}" for name in {host, "127.0.0.1", "localhost"}]
+    names = [host_port(name, port) for name in {host, "127.0.0.1", "::1", "localhost"}]
     server = _Server(
         uvicorn.Config(
             http_app(app, rpc, home.token(), names),
@@ -109,7 +110,8 @@ class _Server(uvicorn.Server):
 def _bind(address: str) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
-        listener = socket.create_server((host.strip("[]") or "127.0.0.1", int(port)), backlog=2048)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host.strip("[]") or "127.0.0.1", int(port)), family=family, backlog=2048)
     except (OSError, ValueError, OverflowError) as error:
         raise ConfigInvalid(f"cannot listen on {address}: {error}; give another --bind HOST:PORT") from error
     listener.setblocking(False)

@@ -26,6 +26,7 @@ STATUS: Final[Mapping[str, int]] = {
     "session_busy": 409,
     "command_id_conflict": 409,
     "command_rejected": 409,
+    "run_over": 410,
     "unprocessable": 422,
     "cursor_refused": 410,
     "missing_anchor": 404,
@@ -39,6 +40,7 @@ STATUS: Final[Mapping[str, int]] = {
     "store_damaged": 500,
     "commit_failed": 503,
     "body_too_large": 413,
+    "unsupported_media_type": 415,
     "method_not_allowed": 405,
 }
 

@@ -74,9 +74,11 @@ class Rpc:
 
     def join(self, peer: Peer) -> None:
         self._peers.add(peer)
+        self.app.metrics.connections = len(self._peers)
 
     def leave(self, peer: Peer) -> None:
         self._peers.discard(peer)
+        self.app.metrics.connections = len(self._peers)
 
     def broadcast(self, method: str, params: Json) -> None:
         """Tells every connection. Nobody waits for a slow one."""

@@ -64,12 +64,21 @@ class Sweep(Shape, frozen=True, kw_only=True):
     faults: int
 
 
+class OperatorCounts(Shape, frozen=True, kw_only=True):
+    """How many operators are attached and present, and how many steps wait for one."""
+
+    attached: int
+    present: int
+    offers: int
+
+
 class Status(Shape, frozen=True, kw_only=True):
-    """How the server stands: Runs by status, and what its sweep found."""
+    """How the server stands: Runs by status, its operators, and what its sweep found."""
 
     version: str
     runs: dict[RunStatus, int]
     stale_run_sweep: Sweep
+    operators: OperatorCounts
 
 
 class BlueprintName(Shape, frozen=True, kw_only=True):
@@ -291,10 +300,9 @@ class Request(Shape, frozen=True, kw_only=True):
     resolution: Json
 
 
-class Settled(Shape, frozen=True, kw_only=True):
-    """A request that is settled by this answer, and whether its Run goes on by it."""
+class Settled(Request, frozen=True, kw_only=True):
+    """A request that is settled by this answer, and whether its Run goes on by it at once."""
 
-    request: Request
     resumed: bool
 
 
@@ -313,7 +321,7 @@ def run(record: RunRecord, attempts: list[AttemptRow] | None = None) -> Json:
         "generation": record.generation,
         "activation": record.activation,
         "turn_id": record.turn_id,
-        "result_ref": _maybe(record.result_json),
+        "result_ref": result(record),
         "blueprint": _blueprint(record),
         "labels": decode(record.labels_json),
         "created_at": rfc3339(record.created_at),
@@ -325,6 +333,11 @@ def run(record: RunRecord, attempts: list[AttemptRow] | None = None) -> Json:
     if attempts is None:
         return plain(Run(**members))
     return plain(RunWithSteps(**members, step_entries=[_step(attempt) for attempt in attempts]))
+
+
+def result(record: RunRecord) -> Json:
+    """The final ctx of a Run, or `{"error": …}`; None while it has neither."""
+    return _maybe(record.result_json)
 
 
 def step(attempt: AttemptRow) -> Json:

@@ -28,6 +28,7 @@ from refold.errors import RefoldError
 from refold.records import MetaRow, RunRecord, RunStatus
 from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger
+from refold.service.metrics import MeteredStore, Metrics
 from refold.service.operators import Operators, needs_operator
 from refold.service.programs import Programs, SubprocessMode
 from refold.service.references import References
@@ -74,7 +75,8 @@ class App:
 
     def __init__(self, settings: Settings, store: Store, key: bytes, reaper: Reaper, clock: Clock) -> None:
         self.settings = settings
-        self.store = store
+        self.metrics = Metrics()
+        store = self.store = MeteredStore(store, self.metrics, clock)
         self.clock = clock
         self._reaper = reaper
         hub = Hub()
@@ -103,6 +105,7 @@ class App:
             settings.default_blueprint,
             references=References(settings.blueprint_roots),
             programs=Programs(settings.subprocess, settings.templates),
+            parsed=self._supervisor.parsed,
         )
         self.tasks = Tasks(store, clock, self._supervisor, self.blueprints, settings.subprocess)
         self.runs = Runs(store, clock, self._supervisor, settings.subprocess, replay=settings.replay)
@@ -178,13 +181,14 @@ class App:
             log.warning("run_not_auto_resumed", run_id=run.run_id, kind=error.kind, error=error.message)
 
     async def status(self) -> dict[str, Any]:
-        """How this process stands: Runs by status, and what the sweep found."""
+        """How this process stands: Runs by status, what the sweep found, and its operators."""
 
         def count(reader: Reader) -> dict[str, int]:
             return {str(status): reader.count(RunRecord, status=status) for status in RunStatus}
 
         sweep = {"interrupted": self.sweep.interrupted, "faults": self.sweep.faults}
-        return {"runs": await self.store.read(count), "stale_run_sweep": sweep}
+        runs = await self.store.read(count)
+        return {"runs": runs, "stale_run_sweep": sweep, "operators": self.operators.counts()}
 
     async def drain(self) -> None:
         """Marks what runs as interrupted, resumable later, then stops its work and returns when it is gone."""

@@ -12,6 +12,7 @@ import msgspec
 
 from refold.canonical import decode, digest, encode
 from refold.engine.clock import Clock
+from refold.engine.parsed import Parsed
 from refold.errors import BlueprintInvalid, Conflict, InvalidRequest, NotFound
 from refold.flowir import Blueprint, parse_blueprint
 from refold.flowir.lint import Lint, lint
@@ -64,7 +65,9 @@ class Blueprints:
         *,
         references: References | None = None,
         programs: Programs | None = None,
+        parsed: Parsed | None = None,
     ) -> None:
+        self._parsed = parsed or Parsed()
         self._store = store
         self._clock = clock
         self._default = default
@@ -172,7 +175,7 @@ class Blueprints:
         """
         match reference:
             case {"kind": "inline", "value": value, **rest} if not rest:
-                return Resolved(id=None, version=digest(value), value=value, blueprint=parse_blueprint(value))
+                return Resolved(id=None, version=digest(value), value=value, blueprint=self._parsed.get(value))
             case {"kind": "id", "id": str(blueprint_id), **rest} if rest.keys() <= {"version"}:
                 return await self._named(blueprint_id, rest.get("version"))
         raise InvalidRequest(
@@ -189,9 +192,9 @@ class Blueprints:
 
         row = await self._store.read(find)
         if row is None:
-            return Resolved(id=ECHO["id"], version=digest(ECHO), value=ECHO, blueprint=parse_blueprint(ECHO))
+            return Resolved(id=ECHO["id"], version=digest(ECHO), value=ECHO, blueprint=self._parsed.get(ECHO))
         value = decode(row.body_json)
-        return Resolved(id=row.blueprint_id, version=row.version, value=value, blueprint=parse_blueprint(value))
+        return Resolved(id=row.blueprint_id, version=row.version, value=value, blueprint=self._parsed.get(value))
 
 
 def look(value: Json, references: References, programs: Programs) -> Lint:

@@ -123,10 +123,18 @@ class Operators:
             raise NotFound(f"there is no operator {sid}", kind="operator_not_found", sid=sid)
         return operator
 
+    def knows(self, sid: str) -> bool:
+        """Whether the operator is still attached."""
+        return sid in self._operators
+
+    def held(self, sid: str) -> list[Offer]:
+        """What the operator holds."""
+        return self._offers.held(sid)
+
     def all(self) -> list[Attached]:
         """Every operator, the oldest first."""
         return [
-            Attached(operator, bool(self._present[sid]), self._offers.held(sid))
+            Attached(operator, self._present[sid] > 0, self._offers.held(sid))
             for sid, operator in self._operators.items()
         ]
 
@@ -159,6 +167,11 @@ class Operators:
             await news.wait()
         return None
 
+    async def until_ended(self, sid: str) -> None:
+        """Waits until the operator is ended, or we end."""
+        while self.knows(sid) and not self._closing:
+            await self._offers.news.wait()
+
     @contextlib.contextmanager
     def present(self, sid: str, holding: Collection[str] | None = None) -> Iterator[None]:
         """Marks `sid` as present inside the block. Its lease runs from the end of the last such block.
@@ -177,6 +190,11 @@ class Operators:
             if not self._present[sid]:
                 del self._present[sid]
                 self._begin_lease(sid)
+
+    def counts(self) -> dict[str, int]:
+        """How many operators there are, how many of them are present, and how many offers lie open."""
+        present = sum(count > 0 for count in self._present.values())
+        return {"attached": len(self._operators), "present": present, "offers": len(self._offers.all())}
 
     def hang_up(self) -> None:
         """Sends all polls home. Part of our end."""

@@ -153,6 +153,7 @@ class Requests:
         turn_id = self._clock.uuid7()
 
         def effect(tx: Tx) -> Json:
+            driven.clear()  # a transaction may be tried twice
             request = find_request(tx, request_id)
             if request.status != RequestStatus.OPEN:
                 raise self._lost(tx, request)

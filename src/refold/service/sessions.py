@@ -19,7 +19,15 @@ from refold.canonical import decode
 from refold.engine.activation import snapshot
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor
-from refold.errors import BoundaryPruned, CommandRejected, Conflict, InvalidRequest, NotFound, RefoldError, ViewTruncated
+from refold.errors import (
+    BoundaryPruned,
+    CommandRejected,
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    RefoldError,
+    ViewTruncated,
+)
 from refold.records import LogRecord, LogRow, LogType, RunRecord, RunStatus, SessionRecord, ValueRow
 from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger, later

@@ -18,9 +18,10 @@ Not here: what an answer becomes (`engine.agents.operator`), who may submit (`se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from msgspec import Meta
 
 from refold.canonical import decode
 from refold.engine.agents.operator import Key, Offers, Said, report_of
@@ -48,7 +49,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What is submitted. `value` is the answer, or under `fail` the reason; `parts` are further named values."""
 
     step_id: str
-    attempt: int
+    attempt: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     outcome: Said
     value: Json = None
     parts: dict[str, Json] | None = None

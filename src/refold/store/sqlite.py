@@ -145,12 +145,22 @@ class SqliteStore:
             self._wake(heads)
 
     def _apply(self, batch: Sequence[_Entry]) -> list[Any]:
-        """Runs the batch in one transaction. An entry that raises undoes itself only; a failed commit, everything."""
-        outcomes: list[Any] = []
+        """Runs the batch in one transaction. An entry that raises undoes itself only; a failed commit, everything.
+
+        Most batches go through, so they are tried without a savepoint each. Only if an entry raises is the transaction
+        begun anew with them: work is repeatable, and nothing of the first try is left.
+        """
         try:
             self._writer.execute("BEGIN IMMEDIATE")
-            for work, _ in batch:
-                outcomes.append(self._apply_one(work))
+            try:
+                outcomes: list[Any] = [(work(self._tx),) for work, _ in batch]
+            except BaseException as error:
+                if _is_of_the_disk(error):
+                    raise
+                self._writer.execute("ROLLBACK")
+                self._tx.heads = {}
+                self._writer.execute("BEGIN IMMEDIATE")
+                outcomes = [self._apply_one(work) for work, _ in batch]
             self._writer.execute("COMMIT")
         except apsw.Error as error:
             self._tx.heads = {}
@@ -163,8 +173,8 @@ class SqliteStore:
         try:
             result = (work(self._tx),)
         except BaseException as error:
-            if isinstance(error, apsw.Error) and not isinstance(error, apsw.SQLError):
-                raise  # the disk's word: SQLite has rolled back, or cannot, so the whole batch is off
+            if _is_of_the_disk(error):
+                raise
             self._writer.execute("ROLLBACK TO entry")
             self._writer.execute("RELEASE entry")
             self._tx.heads = heads
@@ -184,6 +194,11 @@ class SqliteStore:
         return CommitFailed(
             f"the store {self.path} failed at commit: {error}; all of it was written, or nothing: restart refold to see"
         )
+
+
+def _is_of_the_disk(error: BaseException) -> bool:
+    """Whether an error is SQLite's own: it has rolled back, or cannot, so the whole batch is off."""
+    return isinstance(error, apsw.Error) and not isinstance(error, apsw.SQLError)
 
 
 class _SqliteTx:
@@ -213,19 +228,21 @@ class _SqliteTx:
         newest_first: bool = False,
         **equals: Any,
     ) -> list[R]:
-        table = TABLES[kind]
-        clauses = [f"{name} IS ?" for name in equals]
         values = list(equals.values())
-        if after:
-            clauses.append(f"{table.key[-1]}>?")
-            values.append(after)
-        if before is not None:
-            clauses.append(f"{table.key[-1]}<?")
-            values.append(before)
-        where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
-        order = ", ".join(f"{name} {'DESC' if newest_first else 'ASC'}" for name in table.key)
-        tail = "" if limit is None else f" LIMIT {int(limit)}"
-        sql = f"SELECT {_columns(kind)} FROM {table.name}{where} ORDER BY {order}{tail}"
+        values += [after] if after else []
+        values += [before] if before is not None else []
+        shape = (kind, "find", *equals, bool(after), before is not None, limit, newest_first)
+        sql = self._sql.get(shape)
+        if sql is None:
+            table = TABLES[kind]
+            clauses = [f"{name} IS ?" for name in equals]
+            clauses += [f"{table.key[-1]}>?"] if after else []
+            clauses += [f"{table.key[-1]}<?"] if before is not None else []
+            where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
+            order = ", ".join(f"{name} {'DESC' if newest_first else 'ASC'}" for name in table.key)
+            tail = "" if limit is None else f" LIMIT {int(limit)}"
+            sql = f"SELECT {_columns(kind)} FROM {table.name}{where} ORDER BY {order}{tail}"
+            self._sql[shape] = sql
         return self._select(kind, sql, values)
 
     def count(self, kind: type[Row], **equals: Any) -> int:

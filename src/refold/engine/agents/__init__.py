@@ -63,7 +63,7 @@ def _rust_fn(agent: Definition, tools: Tools) -> Agent:
 
 
 def _operator(agent: Definition, tools: Tools) -> Agent:
-    return tools.operators or Unusable("operators cannot attach here: start a server")
+    return Unusable("operators cannot attach here: start a server") if tools.operators is None else tools.operators
 
 
 def _builtin(name: str, agent: Definition) -> Agent:

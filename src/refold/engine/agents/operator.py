@@ -109,8 +109,9 @@ class Offers:
         news, self.news = self.news, asyncio.Event()
         news.set()
 
-    def __len__(self) -> int:
-        return len(self._offers)
+    def all(self) -> list[Offer]:
+        """What lies open, and what is just being answered."""
+        return list(self._offers.values())
 
 
 def report_of(work: Assignment, said: Said, value: Json, parts: Mapping[str, Json] | None, limit: int) -> Report:

@@ -1,0 +1,34 @@
+"""Parsed Blueprints by their text: a launch, its driver and every later launch of the same body parse it once.
+
+The key is the stored text, not the version: 3 and 3.0 have one canonical form and so one version, but `max: 3.0` is a
+fault and `max: 3` is not.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from refold.canonical import encode
+from refold.flowir import Blueprint, parse_blueprint
+
+Json = Any
+
+KEPT = 256
+
+
+class Parsed:
+    """Parses a body once, as long as it is among the last `KEPT` that were asked for."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Blueprint] = {}
+
+    def get(self, value: Json) -> Blueprint:
+        """The Blueprint that `value` describes; raises BlueprintInvalid."""
+        text = encode(value)
+        blueprint = self._kept.pop(text, None)
+        if blueprint is None:
+            blueprint = parse_blueprint(value)
+        self._kept[text] = blueprint
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+        return blueprint

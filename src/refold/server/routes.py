@@ -1,0 +1,318 @@
+"""The table of routes: everything that HTTP answers, and what each answer looks like.
+
+One row, one route. Starlette's routes, the OpenAPI document, the guard's list of open paths and the tests that every
+route needs a token are made from it. A route that takes no `command_id` either changes nothing, or does the same when
+it is sent twice.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from refold.server import bodies, shapes
+from refold.server import operators as seen
+from refold.server.api import about, blueprints, operators, requests, runs, sessions, tasks
+from refold.server.contract import Row, Scope, Text
+from refold.server.paging import PageQuery
+from refold.service.submissions import Accepted, Submission
+
+ROUTES: Final[tuple[Row, ...]] = (
+    Row(
+        verb="GET",
+        path="/healthz",
+        endpoint=about.healthz,
+        summary="Whether the server answers",
+        answers={200: shapes.Health},
+        scope=Scope.OPEN,
+    ),
+    Row(
+        verb="GET",
+        path="/openapi.json",
+        endpoint=about.openapi,
+        summary="This document",
+        answers={200: dict[str, Any]},
+    ),
+    Row(
+        verb="GET",
+        path="/metrics",
+        endpoint=about.metrics,
+        summary="Counters and gauges, as Prometheus reads them",
+        answers={200: Text},
+    ),
+    Row(
+        verb="GET",
+        path="/v1/status",
+        endpoint=about.status,
+        summary="How the server stands",
+        answers={200: shapes.Status},
+    ),
+    # -- Blueprints
+    Row(
+        verb="POST",
+        path="/v1/blueprints",
+        endpoint=blueprints.add,
+        summary="Registers a Blueprint under the id that it names",
+        body=Any,
+        answers={201: shapes.Blueprint},
+        refuses=(409, 422),
+    ),
+    Row(
+        verb="GET",
+        path="/v1/blueprints",
+        endpoint=blueprints.heads,
+        summary="The newest version of every Blueprint, by id",
+        query=bodies.BlueprintsQuery,
+        answers={200: shapes.Page[shapes.Blueprint]},
+    ),
+    Row(
+        verb="POST",
+        path="/v1/blueprints/lint",
+        endpoint=blueprints.lint,
+        summary="Looks at a Blueprint without registering or running it",
+        body=Any,
+        answers={200: shapes.Linted},
+    ),
+    Row(
+        verb="POST",
+        path="/v1/blueprints/{blueprint_id}",
+        endpoint=blueprints.add,
+        summary="Registers a Blueprint under this id",
+        body=Any,
+        answers={201: shapes.Blueprint},
+        refuses=(409, 422),
+    ),
+    Row(
+        verb="GET",
+        path="/v1/blueprints/{blueprint_id}",
+        endpoint=blueprints.head,
+        summary="The newest version of a Blueprint, with its body",
+        answers={200: shapes.Blueprint},
+    ),
+    Row(
+        verb="GET",
+        path="/v1/blueprints/{blueprint_id}/versions",
+        endpoint=blueprints.versions,
+        summary="The versions of a Blueprint, newest first",
+        query=PageQuery,
+        answers={200: shapes.Page[shapes.Blueprint]},
+    ),
+    Row(
+        verb="GET",
+        path="/v1/blueprints/{blueprint_id}/versions/{version}",
+        endpoint=blueprints.version,
+        summary="A version of a Blueprint, with its body",
+        answers={200: shapes.Blueprint},
+    ),
+    Row(
+        verb="POST",
+        path="/v1/blueprints/{blueprint_id}/archive",
+        endpoint=blueprints.archive,
+        summary="Takes a Blueprint out of use; Runs that have it go on",
+        answers={200: shapes.Blueprint},
+    ),
+    Row(
+        verb="POST",
+        path="/v1/blueprints/{blueprint_id}/unarchive",
+        endpoint=blueprints.unarchive,
+        summary="Takes a Blueprint back into use",
+        answers={200: shapes.Blueprint},
+    ),
+    # -- Tasks
+    Row(
+        verb="POST",
+        path="/v1/tasks",
+        endpoint=tasks.launch,
+        summary="Creates a Task and runs it; answers when the Run has ended, or at once with `detach`",
+        body=bodies.LaunchBody,
+        answers={200: shapes.Ended, 202: shapes.Kicked, 504: shapes.TimedOut},
+        refuses=(404, 409, 422),
+    ),
+    Row(
+        verb="GET",
+        path="/v1/tasks",
+        endpoint=tasks.tasks,
+        summary="Tasks, newest first",
+        query=PageQuery,
+        answers={200: shapes.Page[shapes.Task]},
+    ),
+    Row(
+        verb="GET",
+        path="/v1/tasks/{task_id}",
+        endpoint=tasks.task,
+        summary="A Task",
+        answers={200: shapes.Task},
+    ),
+    Row(
+        verb="POST",
+        path="/v1/tasks/{task_id}/runs",
+        endpoint=tasks.rekick,
+        summary="Runs a Task again: always a new Run",
+        body=bodies.RekickBody,
+        answers={201: shapes.Ended, 202: shapes.Kicked, 504: shapes.TimedOut},
+        refuses=(409, 422),
+    ),
+    # -- Runs
+    Row(
+        verb="GET",
+        path="/v1/runs",
+        endpoint=runs.runs,
+        summary="Runs, newest first: all, or those that the filters let through",
+        query=bodies.RunsQuery,
+        answers={200: shapes.Page[shapes.Run]},
+    ),
+    Row(
+        verb="GET",
+        path="/v1/runs/{run_id}",
+        endpoint=runs.run,
+        summary="A Run with its step entries",
+        answers={200: shapes.RunWithSteps},
+    ),
+    Row(
+        verb="DELETE",
+        path="/v1/runs/{run_id}",
+        endpoint=runs.delete,
+        summary="Removes a Run that has ended, and all it owns",
+        answers={200: shapes.Deleted},
+        refuses=(409,),
+    ),
+    Row(
+        verb="GET",
+        path="/v1/runs/{run_id}/steps",
+        endpoint=runs.steps,
+        summary="Every attempt of every step, in the order they were begun",
+        query=bodies.LogQuery,
+        answers={200: shapes.Page[shapes.Step]},
+    ),
+    Row(
+        verb="GET",
+        path="/v1/runs/{run_id}/replay",
+        endpoint=runs.replay,
+        summary="The replay log: what a resume would not run again",
+        query=bodies.ReplayQuery,
+        answers={200: shapes.Page[shapes.ReplayRow]},
+    ),
+    Row(
+        verb="GET",
+        path="/v1/runs/{run_id}/trace",
+        endpoint=runs.trace,
+        summary="What the engine did, over all activations",
+        query=bodies.LogQuery,
+        answers={200: shapes.Page[shapes.TraceEntry]},
+    ),
+    Row(
+        verb="POST",
+        path="/v1/runs/{run_id}/resume",
+        endpoint=runs.resume,
+        summary="Goes on with an interrupted Run: logged steps are answered, the rest runs",
+        body=bodies.CommandBody,
+        query=bodies.PreviewQuery,
+        answers={200: shapes.Preview, 202: shapes.Resumed},
+        refuses=(409, 422),
+    ),
+    Row(
+        verb="POST",
+        path="/v1/runs/{run_id}/rerun-from",
+        endpoint=runs.rerun,
+        summary="Runs a step again, and everything downstream of it",
+        body=bodies.RerunBody,
+        query=bodies.PreviewQuery,
+        answers={200: shapes.Preview, 202: shapes.Rerun},
+        refuses=(409, 422),
+    ),
+    Row(
+        verb="POST",
+        path="/v1/runs/{run_id}/cancel",
+        endpoint=runs.cancel,
+        summary="Ends a Run for good and stops its work; 200 if it was cancelled before",
+        body=bodies.CommandBody,
+        answers={200: shapes.Cancelled, 202: shapes.Cancelled},
+        refuses=(409,),
+    ),
+    # -- requests
+    Row(
+        verb="GET",
+        path="/v1/requests",
+        endpoint=requests.requests,
+        summary="What people are asked, newest first; `status=open` is what still waits",
+        query=bodies.RequestsQuery,
+        answers={200: shapes.Page[shapes.Request]},
+    ),
+    Row(
+        verb="GET",
+        path="/v1/requests/{request_id}",
+        endpoint=requests.request,
+        summary="A request",
+        answers={200: shapes.Request},
+    ),
+    Row(
+        verb="POST",
+        path="/v1/requests/{request_id}/decide",
+        endpoint=requests.decide,
+        summary="Settles an approval; whoever comes second gets the resolution",
+        body=bodies.DecideBody,
+        answers={200: shapes.Settled},
+        refuses=(409,),
+    ),
+    Row(
+        verb="POST",
+        path="/v1/requests/{request_id}/answer",
+        endpoint=requests.answer,
+        summary="Settles a user input; whoever comes second gets the resolution",
+        body=bodies.AnswerBody,
+        answers={200: shapes.Settled},
+        refuses=(409,),
+    ),
+    # -- operators
+    Row(
+        verb="POST",
+        path="/v1/operators",
+        endpoint=operators.attach,
+        summary="Attaches an operator: an id and a token of its own, until it is ended",
+        body=seen.AttachBody,
+        answers={201: seen.OperatorToken},
+    ),
+    Row(
+        verb="GET",
+        path="/v1/operators",
+        endpoint=operators.operators,
+        summary="Attached operators and what each holds, the oldest first",
+        query=PageQuery,
+        answers={200: shapes.Page[seen.Operator]},
+    ),
+    Row(
+        verb="DELETE",
+        path="/v1/operators/{sid}",
+        endpoint=operators.detach,
+        summary="Ends an operator; what it holds is offered to others",
+        answers={200: seen.Detached},
+        scope=Scope.OPERATOR,
+    ),
+    Row(
+        verb="GET",
+        path="/v1/operators/{sid}/next",
+        endpoint=operators.next_offer,
+        summary="Takes the next step that waits for an operator; 204 if none comes within `wait_secs`",
+        query=seen.NextQuery,
+        answers={200: seen.Offer, 204: None},
+        scope=Scope.OPERATOR,
+    ),
+    Row(
+        verb="POST",
+        path="/v1/worker/submit",
+        endpoint=operators.submit,
+        summary="Says what came of a step; answered when that is on record",
+        body=Submission,
+        answers={200: Accepted},
+        refuses=(404, 409, 410, 422, 503),
+        scope=Scope.OPERATOR,
+    ),
+    # -- Sessions
+    Row(
+        verb="GET",
+        path="/v1/sessions/{session_id}",
+        endpoint=sessions.session,
+        summary="The whole state of a Session",
+        answers={200: shapes.Session},
+        refuses=(410,),
+    ),
+)

@@ -1,0 +1,109 @@
+"""What a scrape sees: counters that grow with every commit, and how things stand at the moment of asking.
+
+The hot path pays for two counters and one histogram a commit. Labels are words from closed lists, never ids: a metric
+with a label per Run grows for ever. Each App has a registry of its own, so that two in one process do not mix.
+
+Not here: how a scrape is answered (`server.api.about`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from refold import __version__
+from refold.engine.clock import Clock
+from refold.errors import Fenced, StoreError
+from refold.records import AttemptStatus
+from refold.store import StepCommit, Store
+
+T = TypeVar("T")
+
+COMMIT_SECS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class Metrics:
+    """The instruments of one App. `connections` is kept by whoever opens and closes them."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        commits = Counter("refold_commits", "Writes to the store, by result", ["result"], registry=self._registry)
+        self.commits = {result: commits.labels(result) for result in ("ok", "fenced", "failed")}
+        self.commit_secs = Histogram(
+            "refold_commit_seconds", "From a write to its acknowledgement", buckets=COMMIT_SECS, registry=self._registry
+        )
+        steps = Counter("refold_steps", "Attempts that ended, by outcome", ["outcome"], registry=self._registry)
+        self.steps = {str(outcome): steps.labels(str(outcome)) for outcome in AttemptStatus}
+        self.connections = 0
+        self._standing = _Standing()
+        self._registry.register(self._standing)
+        Info("refold", "This server", registry=self._registry).info({"version": __version__})
+        ProcessCollector(registry=self._registry)
+
+    def render(self, status: Mapping[str, Any]) -> bytes:
+        """The text of a scrape. `status` is what `App.status` says at this moment."""
+        self._standing.status = {**status, "connections": self.connections}
+        return generate_latest(self._registry)
+
+
+class _Standing(Collector):
+    """What is not counted as it happens but looked up when it is asked for."""
+
+    def __init__(self) -> None:
+        self.status: Mapping[str, Any] = {}
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: what this collects has no name that another could take."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        runs = GaugeMetricFamily("refold_runs", "Runs in the store, by status", labels=["status"])
+        for status, count in self.status["runs"].items():
+            runs.add_metric([status], count)
+        yield runs
+        yield GaugeMetricFamily("refold_open_connections", "Connections that speak MSP", self.status["connections"])
+        sweep = self.status["stale_run_sweep"]
+        yield CounterMetricFamily("refold_sweep_faults", "Sweeps that failed", sweep["faults"])
+        yield CounterMetricFamily("refold_sweep_interrupted", "Runs that a sweep interrupted", sweep["interrupted"])
+
+
+class MeteredStore:
+    """A store whose writes are counted and timed; what it does is the inner one's business."""
+
+    def __init__(self, store: Store, metrics: Metrics, clock: Clock) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._clock = clock
+        self.read = store.read
+        self.on_commit = store.on_commit
+        self.close = store.close
+
+    async def commit(self, step: StepCommit) -> tuple[int, ...]:
+        """As the inner store's; the attempts that end in it are counted once they are durable."""
+        seqs = await self._timed(self._store.commit(step))
+        for end in step.ends:
+            if end.ordinal is not None:
+                self._metrics.steps[end.status].inc()
+        return seqs
+
+    async def write(self, fn: Callable[[Any], T]) -> T:
+        """As the inner store's."""
+        return await self._timed(self._store.write(fn))
+
+    async def _timed(self, writing: Awaitable[T]) -> T:
+        began = self._clock.monotonic()
+        try:
+            answer = await writing
+        except Fenced:
+            self._metrics.commits["fenced"].inc()
+            raise
+        except StoreError:
+            self._metrics.commits["failed"].inc()
+            raise
+        self._metrics.commit_secs.observe(self._clock.monotonic() - began)
+        self._metrics.commits["ok"].inc()
+        return answer

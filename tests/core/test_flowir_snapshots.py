@@ -1,0 +1,179 @@
+"""Stored snapshots give back exactly what was stored, at a price that does not grow with the ctx.
+
+Ctxs are made as flows make them: copies along a path, everything else shared; and as they never do, to be sure.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import json_values
+
+from refold.canonical import decode, encode
+from refold.errors import StoreDamaged
+from refold.flowir import path, read_all
+from refold.flowir.snapshots import REPEATED_BYTES, Writer, dispatch_ctx
+from refold.records import Lane, ReplayRow
+
+Json = Any
+Given = dict[str, Json]
+
+LANES: list[Lane] = [(), ((0, 0),), ((0, 1),), ((0, 1), (2, 0))]
+LONG = "x" * REPEATED_BYTES
+
+
+class Log:
+    """The rows of a Run, and the dispatch Ctx that each was written with."""
+
+    def __init__(self) -> None:
+        self.rows: list[ReplayRow] = []
+        self.given: list[Given] = []
+        self.writer = Writer()
+        self.ordinal = 0
+
+    def passed(self, ctx: Json, output: Json, lane: Lane = (), step_ctx: Json = None) -> None:
+        """Logs a step that answered `output` where it saw `ctx`."""
+        self.ordinal += 1
+        place = {"attempt": self.ordinal % 3, "lane": lane, "step_ctx": step_ctx}
+        given = dispatch_ctx("R-1", step_id=f"ST-{self.ordinal}", agent=f"a{self.ordinal % 4}", ctx=ctx, **place)
+        text, said = self.writer.write(self.ordinal, given), encode(output)
+        self.writer.passed(self.ordinal, output, said)
+        self.given.append(decode(encode(given)))  # as it is now
+        asked = {"step_ref": given["agent"], "input_hash": "", "occurrence": self.ordinal, "lane_json": encode(lane)}
+        at = {"run": 1, "ordinal": self.ordinal, "generation": 1, "epoch": 1, "created_at": 0}
+        self.rows.append(ReplayRow(**at, **asked, ctx_snapshot_json=text, step_output_json=said))
+
+    def resume(self) -> None:
+        """Another driver goes on."""
+        self.writer = Writer()
+
+    def skip(self) -> None:
+        """A decision or a cut takes an ordinal."""
+        self.ordinal += 1
+
+    @property
+    def size(self) -> int:
+        """Characters that are stored: snapshots and outputs."""
+        return self.outputs + sum(len(row.ctx_snapshot_json) for row in self.rows)
+
+    @property
+    def outputs(self) -> int:
+        return sum(len(row.step_output_json) for row in self.rows)
+
+
+def exactly(value: Json) -> str:
+    """Text that is equal for equal values of equal types: to Python 1, 1.0 and True are one."""
+    return json.dumps(value, sort_keys=True)
+
+
+def assert_reads_back(log: Log) -> None:
+    read = list(read_all(log.rows))
+    assert [row for row, _ in read] == log.rows
+    assert [exactly(whole) for _, whole in read] == [exactly(given) for given in log.given]
+
+
+# -- the law ----------------------------------------------------------------------------------------------------------
+
+keys = st.sampled_from(["a", "b", "c", "x y", ""])
+paths = st.lists(keys, max_size=3).map(tuple)
+values = st.one_of(json_values, st.just(LONG), st.builds(lambda value: {"long": LONG, "more": value}, json_values))
+
+
+@st.composite
+def changed(draw: st.DrawFn, ctx: Json, said: list[Json]) -> Json:
+    """A ctx that follows `ctx`; `said` is what agents answered so far."""
+    match draw(st.sampled_from(["write", "write", "write", "answer", "answer", "copy", "remove", "replace", "same"])):
+        case "write":
+            return written(ctx, draw(paths), draw(values))
+        case "answer" if said:
+            return written(ctx, draw(paths), draw(st.sampled_from(said)))
+        case "copy":
+            return copy.deepcopy(ctx)
+        case "remove" if isinstance(ctx, dict) and ctx:
+            gone = draw(st.sampled_from(sorted(ctx)))
+            return {key: value for key, value in ctx.items() if key != gone}
+        case "replace":
+            return draw(st.one_of(json_values, st.sampled_from([{}, [], LONG, None, 1, 1.0, True]), st.just(said[-1:])))
+    return ctx
+
+
+def written(ctx: Json, at: tuple[str, ...], value: Json) -> Json:
+    """As a flow writes; where it could not, the whole is replaced."""
+    node = ctx
+    for key in at[:-1]:
+        node = node.get(key) if isinstance(node, dict) else node
+    return path.write(ctx if isinstance(ctx, dict) and (node is None or isinstance(node, dict)) else {}, at, value)
+
+
+@given(st.data())
+def test_every_row_gives_back_the_ctx_that_it_was_written_with(data: st.DataObject) -> None:
+    log, ctxs, said = Log(), {lane: {} for lane in LANES}, []
+    for event in data.draw(st.lists(st.sampled_from(["pass"] * 6 + ["resume", "skip"]), max_size=20)):
+        if event == "pass":
+            lane = data.draw(st.sampled_from(LANES))
+            ctxs[lane] = ctx = data.draw(changed(ctxs[lane], said))
+            said.append(data.draw(values))
+            log.passed(ctx, said[-1], lane, data.draw(st.sampled_from([None, {}, {"meta": 1}])))
+        else:
+            getattr(log, event)()
+    assert_reads_back(log)
+
+
+def test_what_a_flow_does_not_have_to_be_an_object() -> None:
+    log = Log()
+    for ctx in (None, {}, {"a": None}, [], {"a": {}}, 1, 1.0, True, LONG, {"a": {"b": {}}}, {"a": {"b": {"c": LONG}}}):
+        log.passed(ctx, LONG)
+    assert_reads_back(log)
+
+
+def test_an_answer_is_named_wherever_it_stands_and_repeated_only_if_it_is_short() -> None:
+    log, long, short = Log(), {"text": LONG}, {"text": "x"}
+    log.passed({}, long)
+    log.passed({"first": long}, short)
+    log.passed({"first": long, "in": {"it": long}, "second": short}, LONG)
+    log.passed(long, None)
+    assert [text.ctx_snapshot_json.count(LONG) for text in log.rows] == [0, 0, 1, 0]  # new around it: repeated once
+    assert '{"o":1}' in log.rows[1].ctx_snapshot_json and '"second"],{"v"' in log.rows[2].ctx_snapshot_json
+    assert_reads_back(log)
+
+
+def test_a_row_whose_base_is_gone_is_damage() -> None:
+    log = Log()
+    for number in range(3):
+        log.passed({"n": number, "long": LONG}, number)
+    del log.rows[0]
+    with pytest.raises(StoreDamaged, match="row 2 builds on row 1, which is not there"):
+        list(read_all(log.rows))
+
+
+# -- the price --------------------------------------------------------------------------------------------------------
+
+ROWS, KIB = 2_000, 1024
+
+
+def grown(log: Log, shape: str) -> None:
+    """Logs rows that add an answer of 1 KiB each, in flows of some shapes."""
+    lanes = {"sequence": 1, "nested": 1, "crashes": 1, "fan-out": 50, "long lanes": 2}[shape]
+    ctxs: dict[Lane, Json] = {((0, index),) if lanes > 1 else (): {"input": KIB * "i"} for index in range(lanes)}
+    for number in range(ROWS // lanes):
+        if shape == "crashes" and number % 200 == 199:
+            log.resume()
+            ctxs = copy.deepcopy(ctxs)  # what a log answers is no object of before
+        at = ("all", f"k{number}") if shape == "nested" else (f"k{number}",)
+        for lane, ctx in ctxs.items():
+            answer = f"{number} {lane}".ljust(KIB)
+            log.passed(ctx, answer, lane)
+            ctxs[lane] = path.write(ctx, at, answer)
+
+
+@pytest.mark.parametrize("shape", ["sequence", "nested", "fan-out", "long lanes"])
+def test_what_is_stored_grows_with_what_was_said_and_not_with_the_ctx(shape: str) -> None:
+    log = Log()
+    grown(log, shape)
+    assert log.size <= 4 * log.outputs, log.size / log.outputs
+    assert_reads_back(log)
