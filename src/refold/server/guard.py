@@ -11,6 +11,7 @@ Which routes a known token opens is the row's to say (`http`); here it is only f
 from __future__ import annotations
 
 import hmac
+import ipaddress
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
@@ -105,7 +106,11 @@ def _decisive(scope: Scope) -> Mapping[str, str]:
 def _own_address(scope: Scope) -> frozenset[str]:
     """The numeric address at which the connection came in: no name was resolved for it, so none was rebound."""
     host, port = scope.get("server") or ("", None)
-    return frozenset({host_port(host, port)}) if isinstance(port, int) else frozenset()
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return frozenset()
+    return frozenset({host_port(host, port)})
 
 
 def host_port(host: str, port: int) -> str:

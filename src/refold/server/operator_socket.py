@@ -74,6 +74,7 @@ class _Socket:
         self._room = asyncio.Event()
         self._gone = False
         self._sending = asyncio.Lock()
+        self._answering = asyncio.Lock()
 
     async def serve(self) -> None:
         """Serves until the client goes away, the operator is ended, or the server ends."""
@@ -103,18 +104,21 @@ class _Socket:
         return await self._app.operators.take(self._sid)
 
     def _watch(self, offer: Offer) -> None:
-        self._watches[offer.key] = asyncio.create_task(self._until_over(offer))
+        if offer.key not in self._watches:  # a poll of the same operator may have given it back in between
+            self._watches[offer.key] = asyncio.create_task(self._until_over(offer))
 
     async def _until_over(self, offer: Offer) -> None:
         await offer.ended.wait()
-        del self._watches[offer.key]
+        async with self._answering:  # what is being submitted is acknowledged before the next offer is sent
+            del self._watches[offer.key]
         self._room.set()
         if offer.submitter != self._sid:
             await self._send({"type": "gone", "step_id": offer.work.step_id, "attempt": offer.work.attempt})
 
     async def _hear(self) -> None:
         while (message := await self._socket.receive())["type"] != "websocket.disconnect":
-            await self._send(await self._answer(message.get("text") or message.get("bytes") or b""))
+            async with self._answering:
+                await self._send(await self._answer(message.get("text") or message.get("bytes") or b""))
         self._gone = True
 
     async def _answer(self, text: str | bytes) -> Json:

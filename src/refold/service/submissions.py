@@ -176,9 +176,7 @@ def _find(reader: Reader, key: Key) -> _Found | None:
     for attempt in _attempts(reader, key):
         run = reader.get(RunRecord, attempt.run)
         assert run is not None, "a Run is deleted together with its attempts"
-        return _Found(
-            run=run, attempt=attempt, accepted=_accepted(reader, attempt), current=_current(reader, run, attempt)
-        )
+        return _Found(run=run, attempt=attempt, accepted=_accepted(reader, attempt), current=_current(reader, attempt))
     return None
 
 
@@ -197,9 +195,9 @@ def _accepted(reader: Reader, attempt: AttemptRow) -> Json:
     return said if text is None else said | {"value": decode(text)}
 
 
-def _current(reader: Reader, run: RunRecord, attempt: AttemptRow) -> Json:
+def _current(reader: Reader, attempt: AttemptRow) -> Json:
     """The attempt of the same step that is open now, where a finished operator may take its work."""
-    for other in reader.find(AttemptRow, run=run.n, epoch=run.epoch, ended_at=None, **_step(attempt)):
+    for other in reader.find(AttemptRow, run=attempt.run, ended_at=None, **_step(attempt)):
         return {"step_id": other.step_id, "attempt": other.attempt}
     return None
 
