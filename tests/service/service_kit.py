@@ -26,9 +26,9 @@ from refold.records import RunRecord
 from refold.server.rpc import Peer, PeerGone, Rpc
 from refold.service.app import App, Settings
 from refold.service.tasks import NewTask
-from refold.store import MemoryStore, Reader
+from refold.store import MemoryStore, Reader, SqliteStore, Store
 from refold.store.memory import Tables
-from refold.testing.audit import audit
+from refold.store.audit import audit
 
 Json = Any
 Frame = dict[str, Json]
@@ -159,8 +159,14 @@ class NoReaper:
         pass
 
 
+open_sqlite: Final = SqliteStore.open
+
+
 class House:
-    """Opens Apps on one store, one at a time: a SQLite file, or tables in memory where `path` is None."""
+    """Opens Apps on one store, one at a time: a SQLite file, or tables in memory where `path` is None.
+
+    Tables in memory outlive their App here, so it is told that its store is durable.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         self.path = path
@@ -172,9 +178,12 @@ class House:
         """Apps opened inside start no reaper process, and share this house's tables."""
         with (
             mock.patch("refold.service.app.Reaper.start", lambda server_id: NoReaper()),
-            mock.patch("refold.service.app.MemoryStore", lambda: MemoryStore(self._tables)),
+            mock.patch.object(SqliteStore, "open", self._store),
         ):
             yield self
+
+    def _store(self, path: Path) -> Store:
+        return MemoryStore(self._tables) if self.path is None else open_sqlite(path)
 
     def copy_of(self, other: House) -> None:
         """Takes what another house in memory has at this moment, as a copied file would."""
@@ -182,7 +191,7 @@ class House:
 
     async def open(self, **settings: Any) -> App:
         """Boots: opens the store, recovers, accepts."""
-        app = await App.open(Settings(store=self.path, **settings))
+        app = await App.open(Settings(store=self.path or Path("durable, says this test"), **settings))
         self._open.append(app)
         return app
 

@@ -9,7 +9,6 @@ import asyncio
 import base64
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -33,8 +32,9 @@ from service_kit import (
 from refold.canonical import digest
 from refold.engine.agents import Assignment, Report
 from refold.flowir import Pass
-from refold.session.log import SessionLog
-from refold.store import Reader
+from refold.records import SessionRecord
+from refold.service.sessions import Sessions
+from refold.session import Subscription
 from refold.view import Position
 
 pytestmark = pytest.mark.anyio
@@ -89,6 +89,7 @@ async def test_a_cursor_of_another_history_is_unknown(crew: Crew, fault: Fault, 
             common = cursor_of((await line.page(session))[-1])
         theirs.copy_of(ours)
         async with Line(app) as line:
+            await line.resume(session)
             await turn(line, session, "ours")
             after = [cursor_of(frame) for frame in (await line.page(session, cursor=common))]
     with theirs.without_processes():
@@ -149,13 +150,12 @@ async def test_whatever_is_no_cursor_of_this_session_gets_one_answer(house: Hous
 
 def starting_at() -> AbstractContextManager[object]:
     """A suffix that begins at its cursor instead of after it."""
-    after = SessionLog.after
+    subscription = Sessions.subscription
 
-    def wrong(self: SessionLog, reader: Reader, session: Any, position: Position, limit: int | None = None) -> Any:
-        before = Position(position.seq, position.k - 1) if position.k else position
-        return after(self, reader, session, before, limit)
+    def wrong(self: Sessions, session: SessionRecord, after: Position) -> Subscription:
+        return subscription(self, session, Position(after.seq, after.k - 1))
 
-    return mock.patch.object(SessionLog, "after", wrong)
+    return mock.patch.object(Sessions, "subscription", wrong)
 
 
 @planted(starting_at)
@@ -166,14 +166,12 @@ async def test_a_suffix_begins_strictly_after_its_cursor(house: House, crew: Cre
         session = await line.start("talk")
         await turn(line, session, "hello")
         page = await line.page(session)
-        (last_of_row,) = [
-            at for at, frame in enumerate(page) if frame["params"].get("item", {}).get("kind") == "userMessage"
-        ]
+        (at,) = [at for at, frame in enumerate(page) if frame["params"].get("item", {}).get("kind") == "userMessage"]
     with fault():
         async with Line(app) as line:
-            await line.resume(session, cursor=cursor_of(page[last_of_row]))
+            await line.resume(session, cursor=cursor_of(page[at]))
             first = await line.until(lambda frame: "sourceRange" in frame.get("params", {}))
-        assert (cursor_of(first) == cursor_of(page[last_of_row + 1])) is sound
+        assert (cursor_of(first) == cursor_of(page[at + 1])) is sound
 
 
 # -- lanes ------------------------------------------------------------------------------------------------------------

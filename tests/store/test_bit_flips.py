@@ -14,7 +14,7 @@ from store_kit import SqliteFactory
 from refold.errors import StoreError
 from refold.records import LogRow
 from refold.store import Reader
-from refold.testing.audit import audit, replay_rows
+from refold.store.audit import audit, replay_rows
 from refold.testing.history import advance, begin
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from refold.errors import CommitFailed, StoreError
 from refold.records import MetaRow, RunRecord, ValueRow
 from refold.store import Reader, SqliteStore, Tx, sqlite
 from refold.store.schema import SET_ASIDE
-from refold.testing.audit import audit
+from refold.store.audit import audit
 from refold.testing.faults import PowerVFS
 from refold.testing.history import advance, begin, next_step
 

@@ -20,7 +20,7 @@ from refold.service.blueprints import Blueprints
 from refold.service.tasks import NewTask, Tasks
 from refold.store import MemoryStore, StepCommit, Store, Tx, base, memory
 from refold.testing import damage
-from refold.testing.audit import audit
+from refold.store.audit import audit
 from refold.testing.conformance import StoreConformance
 from refold.testing.history import advance, begin, next_step
 
@@ -192,7 +192,7 @@ PLANTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Law]] = {
     "hashes do not chain": (_unchained, lambda suite, factory: suite.test_the_rows_of_another_run_are_found(factory)),
     "the head is not checked": (
         _headless,
-        lambda suite, factory: suite.test_a_missing_row_of_a_replay_log_is_found(factory, 6),
+        lambda suite, factory: suite.test_a_missing_row_of_a_replay_log_is_found(factory, 7),
     ),
     "the head is not checked, again": (
         _headless,

@@ -12,7 +12,7 @@ import pytest
 from refold.errors import StoreError
 from refold.records import AttemptRow, MetaRow, ValueRow
 from refold.store import Reader, SqliteStore, sqlite
-from refold.testing.audit import audit
+from refold.store.audit import audit
 from refold.testing.faults import Op, PowerVFS
 from refold.testing.history import advance, begin, next_step
 

@@ -23,7 +23,7 @@ from refold.records import MetaRow, Row, RunRecord, ValueRow
 from refold.store import SqliteStore, sqlite
 from refold.store.base import TABLES
 from refold.store.schema import APPLICATION_ID, SET_ASIDE
-from refold.testing.audit import audit
+from refold.store.audit import audit
 from refold.testing.history import advance, begin
 
 pytestmark = pytest.mark.anyio

@@ -255,6 +255,10 @@ class _Launch(msgspec.Struct):
     blueprint: _Pinned
     init_ctx: Json
     subprocess: SubprocessMode
+    ttl_secs: float | None = None
+    ttl_from: int | None = None
+    work_dir: str | None = None
+    project_root: str | None = None
 
 
 def find_run(reader: Reader, run_id: str) -> RunRecord:

@@ -218,7 +218,7 @@ class Sessions:
         def read(reader: Reader) -> tuple[SessionRecord, Position, str]:
             session = find_session(reader, session_id)
             head = self._log.head(reader, session)
-            return session, self._held(reader, session, after or head), head
+            return session, self._held(reader, session, head if after is None else after), head
 
         session, position, head = await self._store.read(read)
         self.require_loaded(session)
@@ -229,7 +229,7 @@ class Sessions:
     ) -> Served:
         session = find_session(reader, session_id)
         head = self._log.head(reader, session)
-        after, held = self._log.position(reader, session, cursor or head)
+        after, held = self._log.position(reader, session, head if cursor is None else cursor)
         state = self._log.state(reader, session)
         queued = queued_turns(reader, session)
         anchor = Anchor.ABSENT if cursor is None else Anchor.HELD if held else Anchor.STALE

@@ -195,7 +195,11 @@ class Store(Protocol):
     """One durable place for everything. Used from one event loop; see the module docstring for its three verbs."""
 
     async def commit(self, step: StepCommit) -> tuple[int, ...]:
-        """Applies `step`; the seqs of the records in `step.opens`. Fenced, CommitFailed: nothing of it was written."""
+        """Applies `step`; the seqs of the records in `step.opens`.
+
+        Raises Fenced, StoreError: nothing of it was written. Raises CommitFailed: nothing of it was written, but for an
+        I/O error, after which the next start finds all of it or nothing.
+        """
         ...
 
     async def write(self, fn: Callable[[Tx], T]) -> T:
@@ -298,10 +302,11 @@ def put_json(tx: Tx, text: str) -> str:
 
 
 def expanded(reader: Reader, stored: str | None) -> str | None:
-    """The JSON text that a row holds or names; raises StoreDamaged if what it names is gone."""
+    """The JSON text that a row holds or names; raises StoreDamaged if what it names is gone, or is another text."""
     if stored is None or not stored.startswith("@"):
         return stored
     value = reader.get(ValueRow, stored[1:])
-    if value is None:
-        raise StoreDamaged(f"value {stored[1:]} is not stored", digest=stored[1:])
+    if value is None or stored_json(value.body)[1] != value.digest:
+        state = "is not stored" if value is None else "does not match its digest"
+        raise StoreDamaged(f"value {stored[1:]} {state}", digest=stored[1:])
     return value.body

@@ -6,8 +6,9 @@
   above has anything to do but wait for it.
 * **FULL, read back at open.** WAL with NORMAL loses acknowledged commits at power loss, and no kill test shows it.
 * **Fail-stop.** After an I/O error at commit the true state of the file is unknown until it is opened anew (fsync may
-  have dropped the pages and says so once), so the store refuses everything from then on. A full disk is not that: the
-  transaction is rolled back by SQLite, the callers get the error, and later writes may succeed.
+  have dropped the pages and says so once), so the store refuses every write from then on. What failed at the sync has
+  all its pages in the WAL: kill -9 now, and the next start finds it whole. A full disk is not that: SQLite rolls the
+  transaction back, the callers get the error, and later writes may succeed.
 * **Only apsw ever opens the file**: two SQLite copies in one process break POSIX locks. Which files are ours: `schema`.
 """
 
@@ -89,6 +90,18 @@ class SqliteStore:
                 return fn(_SqliteTx(connection))
             finally:
                 connection.close()
+
+    @classmethod
+    def quick_check(cls, path: Path) -> list[str]:
+        """What SQLite's own check of the file finds. It sees broken structure, not changed content."""
+        try:
+            connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+            try:
+                return [text for (text,) in connection.execute("PRAGMA quick_check") if text != "ok"]
+            finally:
+                connection.close()
+        except apsw.Error as error:
+            return [f"{path}: {error}"]
 
     async def commit(self, step: StepCommit) -> tuple[int, ...]:
         return await self._enqueue(lambda tx: apply_step(tx, step))

@@ -1,6 +1,7 @@
 """How refold is proved, for whoever writes a store, an agent or a client of it. Imported by nothing below.
 
-* `conformance`: what every store has to do; a back end joins in five lines.
-* `history`: the Run that its tests write, and the audit of what is stored.
+* `conformance`: what every store has to do, with its parts `rows` and `damage`; a back end joins in five lines.
+* `history`: the rows and the Run that its tests write.
+* `audit`: whether what is stored fits together, whoever wrote it.
 * `faults`: power loss and disk errors under a SQLite store.
 """

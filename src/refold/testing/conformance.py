@@ -7,8 +7,8 @@
 
 A factory opens the same store again and again, so that *reopen* is part of every test that speaks of durability, and it
 looks past the store, so that writing and reading are tested apart. Tests are async: the joining project needs anyio's
-pytest plugin and an `anyio_backend` fixture, and `pytest.register_assert_rewrite("refold.testing.conformance")` to see
-what differed. Numbered laws are those of the design (§3).
+pytest plugin, an `anyio_backend` fixture, and `pytest.register_assert_rewrite` on this module, `rows` and `damage` to see what
+differed. Numbered laws are those of the design (§3).
 
 Not here: what only one back end can promise or suffer (power loss, a full disk, a foreign file).
 """
@@ -38,7 +38,7 @@ from refold.records import (
 )
 from refold.store import Reader, Tx, append_log
 from refold.store.base import TABLES
-from refold.testing.audit import audit
+from refold.store.audit import audit
 from refold.testing.damage import DamageConformance
 from refold.testing.history import (
     SHARED,

@@ -10,14 +10,15 @@ from typing import Any, Final
 import msgspec
 import pytest
 
+from refold.canonical import encode
 from refold.errors import StoreDamaged
-from refold.records import DecisionRow, ReplayRow, Row, RunRecord, seal
-from refold.store import verify_replay
-from refold.testing.audit import replay_rows
-from refold.testing.history import StoreFactory, advance, begin
+from refold.records import CutRow, DecisionRow, ReplayRow, Row, RunRecord, ValueRow, seal
+from refold.store import expanded, put_json, verify_replay
+from refold.store.audit import replay_rows
+from refold.testing.history import StoreFactory, advance, begin, cut, reopened
 
 REPLAY_MEMBERS: Final = [
-    (kind, name) for kind in (ReplayRow, DecisionRow) for name in kind.__struct_fields__ if name != "run"
+    (kind, name) for kind in (ReplayRow, DecisionRow, CutRow) for name in kind.__struct_fields__ if name != "run"
 ]
 
 
@@ -37,7 +38,7 @@ class DamageConformance:
         factory.raw_set(kind, (run.n, victim.ordinal), flipped)
         await self._is_refused(factory, run)
 
-    @pytest.mark.parametrize("ordinal", range(1, 7))
+    @pytest.mark.parametrize("ordinal", range(1, 8))
     async def test_a_missing_row_of_a_replay_log_is_found(self, factory: StoreFactory, ordinal: int) -> None:
         run, rows = await self._sealed(factory)
         factory.raw_set(type(rows[ordinal - 1]), (run.n, ordinal), None)
@@ -77,15 +78,32 @@ class DamageConformance:
         assert found[1] == rows
         verify_replay(*found)
 
+    async def test_a_long_text_lies_beside_the_row_and_is_found_if_it_is_not_what_it_was(
+        self, factory: StoreFactory
+    ) -> None:
+        short, long = encode("x" * 10), encode("x" * 10_000)
+        store = await factory.open()
+        stored = [await store.write(lambda tx, text=text: put_json(tx, text)) for text in (short, long, long)]
+        store = await reopened(factory, store)
+        told = await store.read(lambda reader: [expanded(reader, text) for text in (None, *stored)])
+        assert told == [None, short, long, long]
+        assert len(stored[1]) < 100
+        (value,) = await store.read(lambda reader: reader.find(ValueRow))
+        for spoilt in (ValueRow(digest=value.digest, body=encode("y" * 10_000)), None):
+            factory.raw_set(ValueRow, (value.digest,), spoilt)
+            with pytest.raises(StoreDamaged):
+                await store.read(lambda reader: expanded(reader, stored[1]))
+
     async def _sealed(self, factory: StoreFactory, name: str = "a") -> tuple[RunRecord, list[Any]]:
-        """A Run whose replay log has six rows; its store is closed."""
+        """A Run whose replay log has seven rows: three passes, three decisions and a cut. Its store is closed."""
         store = await factory.open()
         run = await begin(store, name)
         for _ in range(4):
             await advance(store, run.n)
+        await cut(store, run.n)
         rows = await store.read(lambda reader: replay_rows(reader, run.n))
         await store.close()
-        assert len(rows) == 6
+        assert len(rows) == 7
         return run, rows
 
     async def _is_refused(self, factory: StoreFactory, run: RunRecord) -> None:

@@ -19,6 +19,7 @@ from refold.canonical import digest, encode
 from refold.records import (
     AttemptRow,
     AttemptStatus,
+    CutRow,
     DecisionRow,
     LogRecord,
     LogType,
@@ -141,6 +142,20 @@ async def advance(store: Store, run_n: int) -> StepCommit:
     step = await store.read(lambda reader: next_step(reader, run_n))
     await store.commit(step)
     return step
+
+
+async def cut(store: Store, run_n: int) -> None:
+    """Appends the row of a rerun-from that retires nothing."""
+
+    def append(tx: Tx) -> None:
+        run = tx.get(RunRecord, run_n)
+        assert run is not None, "begun before"
+        place = {"run": run.n, "ordinal": run.rows + 1, "generation": run.generation, "epoch": run.epoch}
+        row = seal(run.chain, sample(CutRow, retired_json="[]", **place))
+        tx.insert(row)
+        tx.update(RunRecord, (run.n,), rows=row.ordinal, chain=row.hash)
+
+    await store.write(append)
 
 
 def next_step(reader: Reader, run_n: int, **changes: Any) -> StepCommit:
