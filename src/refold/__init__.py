@@ -15,7 +15,7 @@ _BUILDERS = """
 """
 _HOMES = dict.fromkeys(_BUILDERS.split(), "refold.flowir.build")
 """Which module has what can be had from here."""
-__all__ = list(_HOMES)
+__all__ = list(_HOMES)  # pyright: ignore[reportUnsupportedDunderAll]  # one list of them is enough
 
 
 def __getattr__(name: str) -> Any:

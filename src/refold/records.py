@@ -236,7 +236,7 @@ class RunRecord(Row, frozen=True, kw_only=True):
     chain: bytes
     labels_json: str
     resume_wanted: str | None = None
-    """A decision came while the Session was busy: the Run resumes as this turn, before any kick, once that is idle."""
+    """A decision came while the Session was busy: the Run resumes as this turn, before any kick, once it can."""
     created_at: int
     updated_at: int
     started_at: int | None

@@ -49,9 +49,7 @@ class Door:
             transport=httpx.ASGITransport(self.asgi), base_url=f"http://{HOST}", timeout=PATIENCE_SECS
         )
 
-    async def send(
-        self, verb: str, path: str, body: Json = None, *, token: str = TOKEN, **more: Any
-    ) -> httpx.Response:
+    async def send(self, verb: str, path: str, body: Json = None, *, token: str = TOKEN, **more: Any) -> httpx.Response:
         """A whole answer. `more` is what httpx takes: `content`, `params`, `headers`."""
         headers = ({"Authorization": f"Bearer {token}"} if token else {}) | more.pop("headers", {})
         given = {} if body is None else {"json": body}

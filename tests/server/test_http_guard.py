@@ -114,8 +114,19 @@ async def test_the_names_of_this_server_are_heard(door: Door, host: str) -> None
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "127.0.0.1", "127.0.0.1:7778", "127.0.0.1.evil.example:7777", "localhost", "localhost:77777"]
-    + ["::1:7777", "[::1]", "x@127.0.0.1:7777", "127.0.0.1:7777,evil", "0.0.0.0:7777", ""],
+    [
+        "evil.example",
+        "127.0.0.1",
+        "127.0.0.1:7778",
+        "127.0.0.1.evil.example:7777",
+        "localhost",
+        "localhost:77777",
+        "::1:7777",
+        "[::1]",
+        "x@127.0.0.1:7777",
+        "127.0.0.1:7777,evil",
+        "0.0.0.0:7777",
+    ],
 )
 async def test_no_other_name_is(door: Door, host: str) -> None:
     """A name that was rebound to 127.0.0.1 still stands in the Host header."""
@@ -123,10 +134,25 @@ async def test_no_other_name_is(door: Door, host: str) -> None:
     assert (answer.status_code, answer.json()["kind"]) == (403, "forbidden_host")
 
 
+async def test_an_empty_name_is_none(door: Door) -> None:
+    for headers, kind in (({"Host": ""}, "forbidden_host"), ({"Origin": ""}, "forbidden_origin")):
+        assert (await door.ask("GET", "/healthz", headers=headers, status=403))["kind"] == kind
+
+
 @pytest.mark.parametrize(
     "origin",
-    ["http://evil.example", "null", "", "https://127.0.0.1:7777", "http://127.0.0.1", "http://127.0.0.1:7777/"]
-    + ["file://", "http://127.0.0.1:7777.evil.example", "ws://127.0.0.1:7777", "127.0.0.1:7777", "http://[::1]"],
+    [
+        "http://evil.example",
+        "null",
+        "https://127.0.0.1:7777",
+        "http://127.0.0.1",
+        "http://127.0.0.1:7777/",
+        "file://",
+        "http://127.0.0.1:7777.evil.example",
+        "ws://127.0.0.1:7777",
+        "127.0.0.1:7777",
+        "http://[::1]",
+    ],
 )
 async def test_pages_of_other_origins_may_not_ask(door: Door, origin: str) -> None:
     answer = await door.send("GET", "/healthz", headers={"Origin": origin})

@@ -204,10 +204,10 @@ async def test_what_an_operator_that_left_held_is_offered_again_as_the_same_atte
 
 async def test_an_operator_that_is_present_holds_what_it_took_for_as_long_as_it_likes(app: App) -> None:
     await launch(app, ONE)
-    here, other = await attach(app, lease_secs=0.001), await attach(app)
-    with app.operators.present(here):
-        offer = await offered(app, here)
-        assert await app.operators.next(other, 0.05) is None
+    here, other = await attach(app, lease_secs=0.05), await attach(app)
+    offer = await offered(app, here)
+    with app.operators.present(here, holding=(offer.work.step_id,)):
+        assert await app.operators.next(other, 0.2) is None, "its lease ends when it comes back"
     assert await offered(app, other) is offer
 
 

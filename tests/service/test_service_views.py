@@ -35,6 +35,7 @@ from refold.flowir import Failed, Pass
 from refold.records import LogRow, LogType, RunRecord, SessionRecord
 from refold.service.app import App
 from refold.service.sessions import find_session
+from refold.session import Batch, Subscription
 from refold.store import Reader, append_log
 
 pytestmark = pytest.mark.anyio
@@ -192,9 +193,18 @@ async def test_what_is_appended_between_the_bell_and_the_read_is_delivered(app: 
         return found
 
     app.store.read = slow
-    batch = await asyncio.wait_for(anext(subscription.frames()), PATIENCE_SECS)
-    assert [frame["method"] for _, frame in batch] == ["session/modelChanged"]
+    async with asyncio.timeout(PATIENCE_SECS):
+        batches = [batch async for batch in _until_frames(subscription)]
+    assert [frame["method"] for _, frame in batches[-1].frames] == ["session/modelChanged"]
     subscription.close()
+
+
+async def _until_frames(subscription: Subscription) -> AsyncIterator[Batch]:
+    """Batches up to the first that has frames; those before say that the reader is at the head."""
+    async for batch in subscription.frames():
+        yield batch
+        if batch.frames:
+            return
 
 
 # -- the ladder -------------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@ from store_kit import make_legacy, rows_of
 from refold.errors import CommitFailed, StoreError
 from refold.records import MetaRow, RunRecord, ValueRow
 from refold.store import Reader, SqliteStore, Tx, sqlite
-from refold.store.schema import SET_ASIDE
 from refold.store.audit import audit
+from refold.store.schema import SET_ASIDE
 from refold.testing.faults import PowerVFS
 from refold.testing.history import advance, begin, next_step
 

@@ -19,8 +19,8 @@ from refold.records import ReplayRow, Row, RunRecord, RunStatus
 from refold.service.blueprints import Blueprints
 from refold.service.tasks import NewTask, Tasks
 from refold.store import MemoryStore, StepCommit, Store, Tx, base, memory
-from refold.testing import damage
 from refold.store.audit import audit
+from refold.testing import damage
 from refold.testing.conformance import StoreConformance
 from refold.testing.history import advance, begin, next_step
 

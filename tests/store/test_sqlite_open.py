@@ -21,9 +21,9 @@ from structlog.testing import capture_logs
 from refold.errors import CommitFailed, StoreDamaged, StoreError, StoreHeld, StoreRefused
 from refold.records import MetaRow, Row, RunRecord, ValueRow
 from refold.store import SqliteStore, sqlite
+from refold.store.audit import audit
 from refold.store.base import TABLES
 from refold.store.schema import APPLICATION_ID, SET_ASIDE
-from refold.store.audit import audit
 from refold.testing.history import advance, begin
 
 pytestmark = pytest.mark.anyio
@@ -291,6 +291,17 @@ async def test_a_close_commits_what_is_queued(path: Path) -> None:
     store = SqliteStore.open(path)
     run, _ = await asyncio.gather(begin(store), store.close())
     assert await SqliteStore.peek(path, lambda reader: reader.find(RunRecord)) == [run]
+
+
+async def test_a_quick_check_sees_broken_structure(path: Path) -> None:
+    store = SqliteStore.open(path)
+    await store.write(lambda tx: [tx.insert(ValueRow(digest=str(n), body="x" * 300)) for n in range(1000)])
+    await store.close()
+    assert SqliteStore.quick_check(path) == []
+    os.truncate(path, path.stat().st_size // 2)
+    assert SqliteStore.quick_check(path) != []
+    path.write_text("a text")
+    assert SqliteStore.quick_check(path) != []
 
 
 async def test_a_closed_store_says_so(path: Path) -> None:

@@ -282,7 +282,7 @@ def _peek_list(database: Path | None, status: str | None) -> Json:
     from refold.service.runs import whole
     from refold.store import Reader, SqliteStore
 
-    equals = {"status": status} if status else {}
+    equals: dict[str, Any] = {"status": status} if status else {}
 
     def read(reader: Reader) -> list[RunRecord]:
         return [whole(reader, run) for run in reader.find(RunRecord, newest_first=True, **equals)]

@@ -19,7 +19,7 @@ import msgspec
 
 from refold import view
 from refold.canonical import decode, encode
-from refold.engine.desk import void_requests
+from refold.engine.desk import retire_requests
 from refold.errors import Fenced, SessionBusy, StoreDamaged
 from refold.flowir.lifecycle import TERMINAL, Verb, next_status
 from refold.records import (
@@ -28,7 +28,6 @@ from refold.records import (
     AttemptStatus,
     CutRow,
     LogRecord,
-    RequestRow,
     RunRecord,
     RunStatus,
     SessionRecord,
@@ -149,7 +148,7 @@ def begin_generation(tx: Tx, run: RunRecord, retired: list[list[int]], input_jso
         ),
     )
     tx.insert(cut)
-    append_log(tx, run.session, _end_requests(tx, run, at))
+    retire_requests(tx, run, at)
     begun = msgspec.structs.replace(
         run, generation=cut.generation, rows=cut.ordinal, chain=cut.hash, input_json=input_json
     )
@@ -182,8 +181,8 @@ def close_activation(
     goes_on = verb in LAUNCHES_NEXT if go_on is None else go_on
     session = session_of(tx, now)
     records, children = _end_attempts(tx, now, at)
-    if verb is not Verb.INTERRUPT:
-        records += _end_requests(tx, now, at)
+    if verb is not Verb.INTERRUPT:  # a request outlives a crash, and is asked again under the same id
+        retire_requests(tx, now, at)
     rows = append_log(tx, session.n, [*records, _closing(tx, now, status, result, reason, children, at)])
     closed = msgspec.structs.replace(
         now,
@@ -216,6 +215,7 @@ def cancel_idle(tx: Tx, run: RunRecord, at: int) -> None:
     if run.status == RunStatus.PENDING and snapshot(run)["kick"].get("text") is not None:
         unqueued = view.turn_unqueued(at, run=run.n, turn_id=run.turn_id, command=run.turn_id)
         append_log(tx, run.session, [unqueued])
+    retire_requests(tx, run, at)
     result = encode({"error": "cancelled"})
     _write_run(
         tx,
@@ -286,7 +286,7 @@ def answer_text(ctx: Json) -> str:
 
 
 def _turn_record(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: int) -> LogRecord:
-    members = {
+    members: dict[str, Any] = {
         "run": run.n,
         "turn_id": opening.turn_id,
         "command": opening.command_id,
@@ -370,31 +370,10 @@ def _end_attempts(tx: Tx, run: RunRecord, at: int) -> tuple[list[LogRecord], lis
     return records, children
 
 
-def _end_requests(tx: Tx, run: RunRecord, at: int) -> list[LogRecord]:
-    """Voids what is still asked for a Run that has ended, and closes the items of what it will not go on from.
-
-    An interruption does neither: a request outlives a crash, and is asked again under the same id.
-    """
-    void_requests(tx, run, at)
-    return [
-        view.step_completed(
-            at,
-            run=run.n,
-            turn_id=run.turn_id,
-            step_id=request.step_id,
-            origin=request.opened,
-            outcome=AttemptStatus.CANCELLED,
-            ms=max(0, at - request.opened_at),
-        )
-        for request in tx.find(RequestRow, run=run.n, consumed=False)
-        if request.generation == run.generation
-    ]
-
-
 def _closing(
     tx: Tx, run: RunRecord, status: RunStatus, result: Json, reason: str, children: list[Json], at: int
 ) -> LogRecord:
-    members = {
+    members: dict[str, Any] = {
         "run": run.n,
         "turn_id": run.turn_id,
         "origin": run.opened,

@@ -1,7 +1,8 @@
-"""Asking people: what must be asked before a dispatch goes on, and what an answer means to it. Pure.
+"""Asking people: what must be asked before a dispatch goes on, and what was asked before. Pure.
 
-A request is found again by its identity (`key_of`), so that a resume asks nobody twice. It is bound to the digest of
-the canonical action that is shown: another action is another question, whatever it is called.
+A request is found again by its identity, so that a resume asks nobody twice. It is bound to the digest of the canonical
+action that is shown: another action is another question, whatever it is called. What an answer means is
+`flowir.answers`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import msgspec
 
 from refold.canonical import decode, digest, encode
 from refold.engine.clock import Clock
-from refold.flowir import CHOICES, AgentDef, Blocked, Choice, Dispatch, Outcome, Pass, ReplayKey
+from refold.flowir import CHOICES, AgentDef, Choice, Dispatch, Outcome, Pass, ReplayKey
 from refold.records import AttemptRow, RequestRow, RequestStatus, RunRecord
 
 Json = Any
@@ -70,8 +71,32 @@ def query_of(dispatch: Dispatch, agent: AgentDef | None, cut_off: AttemptRow | N
     return None
 
 
-def new_request(query: Query, dispatch: Dispatch, run: RunRecord, clock: Clock) -> RequestRow:
-    """The record of a question that nobody has been asked yet."""
+class Asked:
+    """What was asked in a generation of a Run before, by identity."""
+
+    def __init__(self, requests: Iterable[RequestRow], generation: int) -> None:
+        self._of: dict[Json, list[RequestRow]] = {}
+        for request in requests:
+            if request.generation == generation:
+                key = ReplayKey(request.step_ref, request.input_hash, request.occurrence)
+                self._of.setdefault((*key, request.source, request.digest), []).append(request)
+
+    def standing(self, key: ReplayKey, query: Query) -> RequestRow | None:
+        """The request that asks this already, open or settled; None if nobody was asked, or it was voided since."""
+        of = self._of.get(_identity(key, query))
+        return None if of is None or of[-1].status == RequestStatus.VOIDED else of[-1]
+
+    def times(self, key: ReplayKey, query: Query) -> int:
+        """How often this was asked: the number of the next equal question."""
+        return len(self._of.get(_identity(key, query), ()))
+
+
+def _identity(key: ReplayKey, query: Query) -> Json:
+    return (*key, query.source, query.digest)
+
+
+def new_request(query: Query, dispatch: Dispatch, run: RunRecord, clock: Clock, nth: int) -> RequestRow:
+    """The record of a question that nobody has been asked yet; `nth` tells it from equal ones before it."""
     at, key = clock.now_ms(), dispatch.key
     return RequestRow(
         request_id=clock.uuid7(),
@@ -88,7 +113,7 @@ def new_request(query: Query, dispatch: Dispatch, run: RunRecord, clock: Clock) 
         input_hash=key.input_hash,
         occurrence=key.occurrence,
         lane_json=encode(dispatch.lane),
-        nth=0,
+        nth=nth,
         turn_id=run.turn_id or "",
         title=query.title,
         action_json=encode(query.action),
@@ -105,39 +130,16 @@ def new_request(query: Query, dispatch: Dispatch, run: RunRecord, clock: Clock) 
     )
 
 
-def known_requests(requests: Iterable[RequestRow], generation: int) -> dict[Json, RequestRow]:
-    """The requests of a generation that are not void, by identity."""
-    return {
-        (request.step_ref, request.input_hash, request.occurrence, request.source, request.digest): request
-        for request in requests
-        if request.generation == generation and request.status != RequestStatus.VOIDED
-    }
+def item_status(answer: RequestRow, outcome: Outcome) -> str | None:
+    """How the item of a question ends that a person, or nobody in time, has answered; None: as its outcome says."""
+    if isinstance(outcome, Pass):
+        return None
+    decision = decode(answer.resolution_json or "{}")["decision"]
+    return _ITEM_STATUS.get(decision, "rejected")
 
 
-def key_of(key: ReplayKey, query: Query) -> Json:
-    """The identity of a question within its Run and generation."""
-    return (key.step_ref, key.input_hash, key.occurrence, query.source, query.digest)
-
-
-def outcome_of(request: RequestRow, query: Query) -> Outcome | None:
-    """What a settled request means to its step: an outcome, or None where the step may now be done."""
-    said = decode(request.resolution_json or "{}")
-    if request.kind == "input":
-        return Pass(said["value"]) if said.get("decision") == "answered" else Blocked(said)
-    decision = _plain(said["decision"])
-    answer = {name: said[name] for name in ("choice", "by", "feedback") if name in said} | {"decision": decision}
-    if query.source in ("policy", "ambiguous"):
-        return None if decision == "approved" else Blocked(answer)
-    if decision != "approved" and query.on_deny == "fail":
-        return Blocked(answer)
-    return Pass(answer)
-
-
-def _plain(decision: str) -> str:
-    """What a flow reads: `approved`, `denied` or `expired`; the doors know finer words."""
-    if decision in ("expired", "denied"):
-        return decision
-    return "approved" if decision.startswith("approved") else "denied"
+_ITEM_STATUS: Final[Mapping[str, str]] = {"expired": "timedOut", "cancelled": "cancelled"}
+"""How an item ends by a decision that is no denial: nothing may say that a person denied what nobody answered."""
 
 
 def _question(agent: AgentDef) -> Mapping[str, Json]:

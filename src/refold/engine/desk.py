@@ -6,7 +6,7 @@ request leaves `open`, whoever does it: a person over any door, an expiry, a rer
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ import msgspec
 from refold import view
 from refold.canonical import encode
 from refold.errors import Conflict
-from refold.records import RequestRow, RequestStatus, RunRecord
+from refold.records import AttemptStatus, RequestRow, RequestStatus, RunRecord
 from refold.store import Tx, append_log
 
 Json = Any
@@ -66,7 +66,15 @@ def settle(
     if status in _SHOWN:
         decision = (_SHOWN_INPUT if request.kind == "input" else _SHOWN)[status]
     by = "user" if status is RequestStatus.RESOLVED else "policy"
-    record = view.request_settled(at, request, decision=decision, command_id=command_id, answers=answers, by=by)
+    record = view.request_settled(
+        at,
+        request,
+        decision=decision,
+        command_id=command_id,
+        answers=answers,
+        reason=resolution.get("reason"),
+        by=by,
+    )
     (row,) = append_log(tx, request.session, [record])
     settled = msgspec.structs.replace(
         request, status=status, settled=row.seq, settled_at=at, resolution_json=encode(resolution)
@@ -86,10 +94,28 @@ def expire(request_id: str, at: int, tx: Tx) -> RequestRow:
     return settle(tx, request, RequestStatus.EXPIRED, {"decision": "expired", "by": "refold"}, at)
 
 
-def void_requests(tx: Tx, run: RunRecord, at: int) -> list[RequestRow]:
-    """Voids every open request of a Run: it will not go on from them."""
-    still = tx.find(RequestRow, run=run.n, status=RequestStatus.OPEN)
-    return [settle(tx, each, RequestStatus.VOIDED, {"decision": "void", "by": "refold"}, at) for each in still]
+def retire_requests(tx: Tx, run: RunRecord, at: int, ids: Collection[str] | None = None) -> None:
+    """Ends what a Run was asked and will not go on from, of these requests or of all: open ones are voided.
+
+    Each such request has an item that is open; it closes here, once. The request counts as consumed from then on, or
+    the next end of the Run would close its item again.
+    """
+    for request in tx.find(RequestRow, run=run.n, consumed=False):
+        if ids is not None and request.request_id not in ids:
+            continue
+        if request.status == RequestStatus.OPEN:
+            settle(tx, request, RequestStatus.VOIDED, {"decision": "void", "by": "refold"}, at)
+        closed = view.step_completed(
+            at,
+            run=run.n,
+            turn_id=run.turn_id or request.turn_id,
+            step_id=request.step_id,
+            origin=request.opened,
+            outcome=AttemptStatus.CANCELLED,
+            ms=max(0, at - request.opened_at),
+        )
+        append_log(tx, request.session, [closed])
+        tx.update(RequestRow, (request.n,), consumed=True)
 
 
 def already_settled(request: RequestRow) -> Conflict:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -25,13 +25,13 @@ import msgspec
 
 from refold.canonical import digest
 from refold.engine.agents import OPERATOR, Agent, Assignment, Report, Tools, performer
-from refold.engine.asking import Query, key_of, known_requests, new_request, outcome_of, query_of
+from refold.engine.asking import Asked, Query, item_status, new_request, query_of
 from refold.engine.clock import Clock
-from refold.engine.desk import expire
+from refold.engine.desk import retire_requests
+from refold.engine.questions import Questions
 from refold.engine.retries import pause_before_retry, status_of
 from refold.engine.scribe import Scribe, Try
 from refold.engine.secrets import SecretMissing
-from refold.errors import Conflict
 from refold.flowir import (
     WAIT,
     Abandon,
@@ -48,10 +48,12 @@ from refold.flowir import (
     ReplayCursor,
     settle_hits,
 )
+from refold.flowir.answers import outcome_of
 from refold.flowir.snapshots import dispatch_ctx
 from refold.flowir.verdicts import violation
-from refold.records import AttemptRow, AttemptStatus, RequestRow, RequestStatus, RunRecord
-from refold.store import Store
+from refold.records import AttemptRow, AttemptStatus, RequestRow, RunRecord
+from refold.store import StepCommit, Store, Tx
+from refold.store.base import apply_step
 
 Json = Any
 
@@ -63,8 +65,8 @@ WAITS: Final[Mapping[str, str]] = {OPERATOR: "operator", WAIT: "timer"}
 """Kinds of agents that only wait, and what for. Nothing works on this server meanwhile, so they take no slot."""
 
 
-Message = Report | RequestRow | Exception | None
-"""What comes into a driver's inbox, under the ticket that it is about."""
+Message = Report | RequestRow | Failed | Exception | None
+"""What comes into a driver's inbox, under the ticket that it is about. Failed: the step fails without an attempt."""
 
 
 class Work(msgspec.Struct, kw_only=True):
@@ -106,7 +108,7 @@ class Driver:
         folders: Mapping[str, str | None] | None = None,
     ) -> None:
         self._run = run
-        self._folders = folders or {}
+        self._folders: Mapping[str, Any] = folders or {}
         self._store = store
         self._clock = clock
         self._tools = tools
@@ -115,11 +117,12 @@ class Driver:
         self._performers: dict[str, Agent] = {}
         self._machine = FlowMachine(blueprint.flow, init_ctx, metas=blueprint.metas, decisions=cursor.decisions)
         self._scribe = Scribe(run, attempts, clock, replay=replay)
-        self._asked = known_requests(requests, run.generation)
+        self._asked = Asked(requests, run.generation)
         self._works: dict[int, Work] = {}
         self._waiting: dict[str, deque[int]] = {"none": deque(), "step": deque(), "process": deque()}
         self._said = run.waiting_on
         self._inbox: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
+        self._questions = Questions(store, clock, tools.desk, self._hear)
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def drive(self) -> Done | Failed:
@@ -132,6 +135,7 @@ class Driver:
                     self._obey(self._machine.proceed())
                 self._grant()
                 await self._write()
+                self._questions.arm()
                 if self._machine.result is not None:
                     return self._machine.result
                 for ticket, report in await self._reports():
@@ -158,57 +162,33 @@ class Driver:
         cut_off = before if before is not None and before.status is None else None
         if cut_off is not None and agent is not None and agent.on_ambiguous == "fail":
             why = f"attempt {cut_off.attempt} was cut off by a crash and may have acted; on_ambiguous is fail"
-            self._obey(self._machine.complete(dispatch.ticket, Failed(why)))
+            self._works[dispatch.ticket] = Work(dispatch=dispatch)
+            self._hear(dispatch.ticket, Failed(why))
             return
         work = self._works[dispatch.ticket] = Work(dispatch=dispatch, query=query_of(dispatch, agent, cut_off))
         if work.query is None:
             self._line_up(work)
             return
-        known = self._asked.get(key_of(dispatch.key, work.query))
-        if known is None:
-            known = new_request(work.query, dispatch, self._run, self._clock)
-            self._scribe.ask(known)
-        self._await(work, known)
+        known = self._asked.standing(dispatch.key, work.query)
+        work.request = known or self._ask(dispatch, work.query)
+        self._questions.wait(dispatch.ticket, work.request, is_new=known is None)
+
+    def _ask(self, dispatch: Dispatch, query: Query) -> RequestRow:
+        times = self._asked.times(dispatch.key, query)
+        request = new_request(query, dispatch, self._run, self._clock, times)
+        self._scribe.ask(request)
+        return request
 
     def _line_up(self, work: Work) -> None:
         self._waiting[self._line(work.dispatch.ref)].append(work.dispatch.ticket)
 
-    def _await(self, work: Work, request: RequestRow) -> None:
-        """Waits for a person, or goes on at once if the answer is there already."""
-        work.request = request
-        tell = partial(self._answer, work.dispatch.ticket)
-        if request.status != RequestStatus.OPEN:
-            tell(request)
-            return
-        self._tools.desk.wait(request.request_id, tell)
-        if request.expires_at is not None:
-            left = max(0, request.expires_at - self._clock.now_ms()) / 1000
-            work.timer = asyncio.get_running_loop().call_later(left, self._expire, work.dispatch.ticket)
-
-    def _answer(self, ticket: int, request: RequestRow) -> None:
-        self._inbox.put_nowait((ticket, request))
-
-    def _expire(self, ticket: int) -> None:
-        task = asyncio.create_task(self._expired(ticket), name=f"{self._run.run_id} expiry")
-        self._leaving.add(task)
-
-    async def _expired(self, ticket: int) -> None:
-        work = self._works.get(ticket)
-        if work is None or work.request is None:
-            return
-        try:
-            settled = await self._store.write(partial(expire, work.request.request_id, self._clock.now_ms()))
-        except Conflict:
-            return  # somebody answered at the last moment, and that answer is on its way here
-        self._tools.desk.ring(settled)
+    def _hear(self, ticket: int, message: Message) -> None:
+        self._inbox.put_nowait((ticket, message))
 
     def _settled(self, work: Work, request: RequestRow) -> None:
         """Goes on from an answer: with what it says, or with the step that it allows."""
         assert work.query is not None, "only what was asked is answered"
-        if work.timer is not None:
-            work.timer.cancel()
-            work.timer = None
-        outcome, work.request = outcome_of(request, work.query), None
+        outcome, work.request = outcome_of(request, work.query.on_deny), None
         if outcome is None:  # the step goes on in the item that the question opened, unless it did so before a crash
             if not request.consumed:
                 work.current, work.status, work.allowed_by = self._scribe.answered(work.dispatch, request), "", request
@@ -218,7 +198,7 @@ class Driver:
             self._obey(self._machine.complete(work.dispatch.ticket, outcome))
         else:
             self._scribe.consume(request)
-            self._finish(work.dispatch, self._scribe.answered(work.dispatch, request), Report(outcome))
+            self._finish(work.dispatch, self._scribe.answered(work.dispatch, request), Report(outcome), request)
 
     def _grant(self) -> None:
         """Opens an attempt for whatever is in line and fits; the rest stays in line, without one (law 2)."""
@@ -248,6 +228,10 @@ class Driver:
         if isinstance(report, RequestRow):
             self._settled(work, report)
             return
+        if isinstance(report, Failed):
+            del self._works[ticket]
+            self._obey(self._machine.complete(ticket, report))
+            return
         if report is None:
             work.timer = None
             self._line_up(work)
@@ -260,12 +244,12 @@ class Driver:
             return
         self._finish(work.dispatch, work.current, report)
 
-    def _finish(self, dispatch: Dispatch, done: Try, report: Report) -> None:
-        """Ends a step: logs its Pass, closes its item, tells the machine."""
+    def _finish(self, dispatch: Dispatch, done: Try, report: Report, answer: RequestRow | None = None) -> None:
+        """Ends a step, by a report or a person's `answer`: logs its Pass, closes its item, tells the machine."""
         del self._works[dispatch.ticket]
         if isinstance(report.outcome, Pass):
             self._scribe.passed(done, report.outcome.value, self._dispatch_ctx(done))
-        self._scribe.ended(done, report)
+        self._scribe.ended(done, report, None if answer is None else item_status(answer, report.outcome))
         self._obey(self._machine.complete(dispatch.ticket, report.outcome))
 
     def _retry_later(self, work: Work, agent: AgentDef | None, report: Report, pause: float) -> None:
@@ -281,8 +265,11 @@ class Driver:
         if work.timer is not None:
             work.timer.cancel()
         if work.request is not None:
-            self._tools.desk.leave(work.request.request_id)
-            self._scribe.unask(work.request)
+            self._questions.leave(work.request)
+            if not work.request.consumed and not self._scribe.unask(work.request):
+                self._scribe.drop(work.request)
+        if work.allowed_by is not None:
+            self._scribe.consume(work.allowed_by)
         if work.current is None:
             return
         if work.current in self._scribe.opened:
@@ -300,11 +287,11 @@ class Driver:
     async def _write(self) -> None:
         """Commits what this turn of the loop brought, and starts the attempts that are now on record."""
         waiting_on = self._waiting_on()
-        if self._scribe.is_empty and waiting_on == self._said:
+        if self._scribe.is_empty and (waiting_on == self._said or not self._inbox.empty()):
             return
-        step, opened = self._scribe.take(waiting_on)
+        step, opened, dropped = self._scribe.take(waiting_on)
         try:
-            seqs = await self._store.commit(step)
+            seqs = await self._commit(step, dropped)
         except BaseException:
             for attempt in opened:
                 self._give(attempt.dispatch.ref)  # granted a slot, and never started
@@ -315,6 +302,18 @@ class Driver:
             work = self._works[attempt.dispatch.ticket]
             name = f"{self._run.run_id} {attempt.attempt.step_ref}"
             work.task = asyncio.create_task(self._perform(attempt), name=name)
+
+    async def _commit(self, step: StepCommit, dropped: Collection[str]) -> tuple[int, ...]:
+        """The step's commit; together with the end of what lanes that have lost were asking, if there is such."""
+        if not dropped:
+            return await self._store.commit(step)
+
+        def write(tx: Tx) -> tuple[int, ...]:
+            seqs = apply_step(tx, step)
+            retire_requests(tx, self._run, step.at, dropped)
+            return seqs
+
+        return await self._store.write(write)
 
     async def _reports(self) -> list[tuple[int, Message]]:
         """Waits for one message and takes all that are there, so that lanes which end together share a commit."""
@@ -359,17 +358,17 @@ class Driver:
         for work in self._works.values():
             if work.timer is not None:
                 work.timer.cancel()
-            if work.request is not None:
-                self._tools.desk.leave(work.request.request_id)
             if work.task is not None:
                 self._cancel(work.dispatch.ref, work.task)
         for opened in self._scribe.opened:
             self._give(opened.dispatch.ref)  # granted a slot, and never started
-        await asyncio.gather(*tasks, *self._leaving, return_exceptions=True)
+        await asyncio.gather(*tasks, *self._leaving, self._questions.close(), return_exceptions=True)
 
     def _cancel(self, ref: str, task: asyncio.Task[None]) -> None:
         """Stops an attempt. One that has not begun never will, so it cannot give its slot back itself."""
-        if inspect.getcoroutinestate(task.get_coro()) == inspect.CORO_CREATED:
+        coroutine = task.get_coro()
+        assert inspect.iscoroutine(coroutine)
+        if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
             self._give(ref)
         task.cancel()
 
@@ -445,7 +444,7 @@ class Driver:
         """What a Run whose steps all wait is waiting for; None while any of them is being done."""
         doing = [work for work in self._works.values() if work.current is not None and work.status is None]
         kinds = {self._definition(work.dispatch.ref).kind for work in doing}
-        if kinds - WAITS.keys():
+        if kinds - WAITS.keys() or not self._inbox.empty():  # what has come in is acted on at once
             return None
         if any(self._waiting.values()):
             return "capacity"

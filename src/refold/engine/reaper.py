@@ -96,19 +96,20 @@ class Reaper:
         # kill every group of a server that is alive.
         self._process.kill()
         self._process.wait()
-        self._hang_up()
+        self.hang_up()
         self._process = self._spawn()
         os.write(_pipe(self._process), "".join(f"+{pgid}\n" for pgid in self._groups).encode())
 
     def _finish(self) -> None:
-        self._hang_up()
+        self.hang_up()
         try:
             self._process.wait(_LAST_WAIT_SECS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """Closes this process's end of the pipe, and nothing else."""
         if self._process.stdin is not None:
             self._process.stdin.close()
 
@@ -124,7 +125,7 @@ _alive: WeakSet[Reaper] = WeakSet()
 def _hang_up_in_fork() -> None:
     """A fork of the server (multiprocessing in an app's function, say) must not hold the pipe open after its death."""
     for reaper in _alive:
-        reaper._hang_up()
+        reaper.hang_up()
 
 
 os.register_at_fork(after_in_child=_hang_up_in_fork)

@@ -7,7 +7,7 @@ ordinals of attempts and the count of tries per step. If a commit fails the scri
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -74,14 +74,16 @@ class Scribe:
         self._values: list[ValueRow] = []
         self._questions: list[Question] = []
         self._consumed: list[int] = []
+        self._dropped: set[str] = set()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        return not (self._opens or self._passes or self._decisions or self._ends or self._questions or self._consumed)
+        rows = (self._opens, self._passes, self._decisions, self._ends)
+        return not any((*rows, self._questions, self._consumed, self._dropped))
 
-    def take(self, waiting_on: str | None) -> tuple[StepCommit, list[Try]]:
-        """What to commit, and the attempts that it opens; the scribe is empty again."""
+    def take(self, waiting_on: str | None) -> tuple[StepCommit, list[Try], Collection[str]]:
+        """What to commit, the attempts that it opens, and the requests to end with it; the scribe is empty again."""
         step = StepCommit(
             run=self._run.n,
             session=self._run.session,
@@ -98,9 +100,9 @@ class Scribe:
             consumed=tuple(self._consumed),
             values=tuple(self._values),
         )
-        opened = self.opened
+        opened, dropped = self.opened, self._dropped
         self._begin()
-        return step, opened
+        return step, opened, dropped
 
     # -- attempts -----------------------------------------------------------------------------------------------------
 
@@ -139,15 +141,22 @@ class Scribe:
 
     def ask(self, request: RequestRow) -> None:
         """Opens a request, and the item of its step."""
-        self._questions.append(Question(request=request, record=view.request_opened(request.opened_at, request)))
+        args = self._stow(request.action_json, view.JSON_TEXT)
+        self._questions.append(Question(request=request, record=view.request_opened(request.opened_at, request, args)))
 
     def consume(self, request: RequestRow) -> None:
         """Notes that the flow has gone on from an answer: from now on it is history."""
         self._consumed.append(request.n)
 
-    def unask(self, request: RequestRow) -> None:
-        """Takes back a request that is not committed yet: nobody has seen it."""
+    def unask(self, request: RequestRow) -> bool:
+        """Takes back a request that is not committed yet; False if it is, and people may have seen it."""
+        before = len(self._questions)
         self._questions = [each for each in self._questions if each.request is not request]
+        return len(self._questions) < before
+
+    def drop(self, request: RequestRow) -> None:
+        """Ends what a lane that lost has asked: nobody needs to answer it any more."""
+        self._dropped.add(request.request_id)
 
     def answered(self, dispatch: Dispatch, request: RequestRow) -> Try:
         """What the item that a question opened goes on as, or ends as, once it is answered."""
@@ -191,14 +200,14 @@ class Scribe:
         )
         self._passes.append(self._sealed(row))
 
-    def ended(self, done: Try, report: Report) -> None:
-        """Ends an attempt, and its item with it."""
+    def ended(self, done: Try, report: Report, shown: str | None = None) -> None:
+        """Ends an attempt, and its item with it; `shown` is the item's status where a person's answer decided it."""
         outcome, status, at = report.outcome, status_of(report), self._clock.now_ms()
         said = outcome.text if isinstance(outcome, Failed) else outcome.value
         text, media = (said, view.PLAIN_TEXT) if isinstance(said, str) else (encode(said), view.JSON_TEXT)
         failure = (str(status), text) if isinstance(outcome, Blocked | Failed) else None
         output = self._stow(text, media)
-        record = self._completed(done, status, at, output=output, failure=failure)
+        record = self._completed(done, status, at, output=output, failure=failure, status=shown)
         kept = None if status is AttemptStatus.PASSED else encode(said)
         self._ends.append(
             AttemptEnd(ordinal=done.attempt.ordinal or None, status=status, record=record, outcome_json=kept)
@@ -296,14 +305,14 @@ class Scribe:
             attempt=attempt.attempt,
         )
 
-    def _completed(self, done: Try, status: AttemptStatus, at: int, **more: Json) -> LogRecord:
+    def _completed(self, done: Try, outcome: AttemptStatus, at: int, **more: Json) -> LogRecord:
         return view.step_completed(
             at,
             run=self._run.n,
             turn_id=self._turn_id,
             step_id=done.attempt.step_id,
             origin=done.origin,
-            outcome=status,
+            outcome=outcome,
             ms=max(0, at - done.attempt.started_at),
             **more,
         )

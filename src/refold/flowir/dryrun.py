@@ -13,18 +13,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from refold.canonical import decode
+from refold.flowir.answers import outcome_of
 from refold.flowir.fanout import JOINS
 from refold.flowir.ir import AgentDef, Blueprint, Branch, Fanout, Loop, Node, Seq, Try
 from refold.flowir.machine import FlowMachine
 from refold.flowir.messages import Abandon, Blocked, Command, Dispatch, Failed, Outcome, Pass, ReplayKey, Skip
 from refold.flowir.replay import lane_of, live_rows, winners
-from refold.records import AttemptRow, AttemptStatus, DecisionRow, Lane, ReplayRow
+from refold.records import AttemptRow, AttemptStatus, DecisionRow, Lane, ReplayRow, RequestRow, RequestStatus
 
 Json = Any
 
@@ -88,30 +89,43 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """What a step was answered last, other than a Pass. Unless it is asked again, a resume has that answer anew."""
+    """What a step was answered last that is not logged. Unless it is asked again, a resume has that answer anew."""
 
     outcome: Outcome
     asked_again: bool = True
+    why: str = ""
+    """Why it stands, where it is not asked again."""
 
 
 def refusals(
-    attempts: Iterable[AttemptRow], agents: Iterable[AgentDef] = (), generation: int | None = None
+    attempts: Iterable[AttemptRow],
+    agents: Iterable[AgentDef] = (),
+    generation: int | None = None,
+    requests: Iterable[RequestRow] = (),
 ) -> dict[ReplayKey, Refusal]:
     """The refusal of each step that did not pass when it answered last.
 
     An attempt that was cut off is no answer: a step that refused, and was being asked again when the server died, would
     refuse still. But if its agent must not do it twice, a resume in the same `generation` refuses it without asking. A
-    step that waits for its next try has not refused yet.
+    step that waits for its next try has not refused yet. What a person has answered stands within its generation, also
+    an approval that the flow has not gone on from yet.
     """
     named = {agent.name: agent for agent in agents}
     found: dict[ReplayKey, Refusal | None] = {}
+    born: dict[ReplayKey, int] = {}
     for attempt in attempts:
         key = ReplayKey(attempt.step_ref, attempt.input_hash, attempt.occurrence)
         given_up = ambiguous(attempt, named.get(attempt.step_ref))
         if given_up is not None:
-            found[key] = Refusal(given_up, asked_again=attempt.generation != generation)
+            found[key] = Refusal(given_up, attempt.generation != generation, _CUT_OFF)
         elif attempt.status is not None:
             found[key] = _refusal(attempt)
+        born[key] = attempt.generation
+    for request in requests:
+        key = ReplayKey(request.step_ref, request.input_hash, request.occurrence)
+        answer = outcome_of(request) if request.status in _ANSWERED else None
+        if answer is not None and request.generation >= born.get(key, 0):
+            found[key] = Refusal(answer, request.generation != generation, _PERSON)
     return {key: refusal for key, refusal in found.items() if refusal is not None}
 
 
@@ -228,12 +242,17 @@ class _DryRun:
         refusal = self._refused.get(key)
         if refusal is None:
             return self._end(dispatch, "never finished")
-        if refusal.asked_again or self._target is not None:
+        outcome, asked_again = refusal.outcome, refusal.asked_again or self._target is not None
+        if isinstance(outcome, Blocked) and dispatch.node is not None and dispatch.node.on_deny == "continue":
+            outcome = Pass(outcome.value)
+        if asked_again and isinstance(outcome, Pass):  # what is answered next time, nobody knows
+            return self._end(dispatch, "asked again")
+        if asked_again:
             self._note(dispatch, RUNS, "refused before, and is asked again")
             self._refusing.append(dispatch.lane)
         else:
-            self._note(dispatch, REPLAYED, "cut off by a crash, and must not be done twice: it fails")
-        return self._machine.complete(dispatch.ticket, refusal.outcome)
+            self._note(dispatch, REPLAYED, refusal.why)
+        return self._machine.complete(dispatch.ticket, outcome)
 
     def _end(self, dispatch: Dispatch, why: str) -> list[Command]:
         self._note(dispatch, RUNS, why)
@@ -282,6 +301,10 @@ def _all_lanes_at_once(node: Node) -> Node:
             return replace(node, body=_all_lanes_at_once(body), concurrency=concurrency)
     return node
 
+
+_CUT_OFF: Final = "cut off by a crash, and must not be done twice: it fails"
+_PERSON: Final = "a person has answered, or did not in time, and is not asked again"
+_ANSWERED: Final = frozenset({RequestStatus.RESOLVED, RequestStatus.EXPIRED})
 
 _REFUSED: Mapping[AttemptStatus, Any] = {
     AttemptStatus.BLOCKED: Blocked,

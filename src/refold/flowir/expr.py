@@ -26,12 +26,11 @@ def evaluate(expr: Expr, ctx: Json) -> Json:
         FlowError: with one of the texts `path not found: P`, `type error in 'OP': …`, `arithmetic error in 'OP': …`,
             `extern error for ref 'R': …`.
     """
-    kind = type(expr)
-    if kind is Path:  # the two leaves first: most expressions are nothing else
+    if type(expr) is Path:  # the two leaves first: most expressions are nothing else
         return read(ctx, expr.at)
-    if kind is Lit:
+    if type(expr) is Lit:
         return expr.value
-    return OPERATORS[expr.op if kind is Apply else "call_extern"](expr, ctx)
+    return OPERATORS[expr.op if type(expr) is Apply else "call_extern"](expr, ctx)
 
 
 def truthy(value: Json) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from refold.canonical import encode
 from refold.errors import FlowError, InvalidJson
@@ -144,7 +144,7 @@ class FlowMachine:
                     self._fail(f"flow exceeded {self._max_transitions} transitions", "max_flow_transitions")
                 break
             if request is not None:
-                _REQUESTS[type(request)](self, strand, request)
+                self._REQUESTS[type(request)](self, strand, request)
         commands, self._commands = self._commands, []
         return commands
 
@@ -252,11 +252,7 @@ class FlowMachine:
         for strand in list(self._open.values()):
             self._cancel(strand)
 
-
-_REQUESTS: Final[Mapping[type, Callable[[FlowMachine, Strand, Any], None]]] = {
-    Ask: FlowMachine._ask,
-    Fork: FlowMachine._fork,
-}
+    _REQUESTS: ClassVar[Mapping[type, Callable[[FlowMachine, Strand, Any], None]]] = {Ask: _ask, Fork: _fork}
 
 
 def _dispatcher_error(ref: str, why: str) -> FlowError:

@@ -93,6 +93,7 @@ def parse_flow(value: Json) -> Node:
     reading = Reading()
     node = _node(reading, value, At())
     reading.finish("flow")
+    assert node is not None, "else there was a fault"
     return node
 
 
@@ -125,7 +126,7 @@ def _tagged(
     if form is None:
         return reading.fault(at.member(tag), f"unknown_{tag}", f"unknown {tag} {word[:80]!r}", hint_for(word, forms))
     before = len(reading.faults)
-    got = members(reading, value, at, form.fields, ignore=[tag])
+    got = members(reading, value, at, form.fields, ignore=[tag]) or {}
     if len(reading.faults) == before and (wrong := form.check(got)) is not None:
         return reading.fault(at, "members_disagree", wrong)
     return form.make(**got) if len(reading.faults) == before else None

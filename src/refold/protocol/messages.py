@@ -41,7 +41,7 @@ class Params(Struct, rename="camel", frozen=True):
 # -- initialize -------------------------------------------------------------------------------------------------------
 
 
-class ClientInfo(Params):
+class ClientInfo(Params, frozen=True):
     """Who connects. Diagnostics only, never an authority; bounded since it is written to the log of a Session."""
 
     name: ClientName
@@ -49,7 +49,7 @@ class ClientInfo(Params):
     title: ShortText | UnsetType = UNSET
 
 
-class ClientCapabilities(Params):
+class ClientCapabilities(Params, frozen=True):
     """What a client would like. Unknown names are legal and have no effect."""
 
     experimental_api: bool | UnsetType = UNSET
@@ -58,7 +58,7 @@ class ClientCapabilities(Params):
     user_input_dialogs: bool | UnsetType = UNSET
 
 
-class InitializeParams(Params):
+class InitializeParams(Params, frozen=True):
     """`initialize`."""
 
     client_info: ClientInfo
@@ -66,7 +66,7 @@ class InitializeParams(Params):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits(Caps):
+class Limits(Caps, frozen=True):
     """What one connection may cost. The numbers are announced in the result of `initialize`.
 
     Attributes:
@@ -122,7 +122,7 @@ def initialize_result(host: HostInfo, granted: tuple[str, ...]) -> dict[str, Jso
 # -- sessions ---------------------------------------------------------------------------------------------------------
 
 
-class StdioMcpServer(Params, tag_field="transport", tag="stdio"):
+class StdioMcpServer(Params, frozen=True, tag_field="transport", tag="stdio"):
     """An MCP server that the host would start. Read so that a malformed one is told apart from an ungranted one."""
 
     command: str
@@ -132,7 +132,7 @@ class StdioMcpServer(Params, tag_field="transport", tag="stdio"):
     mode: msp.SessionMcpServerMode | UnsetType = UNSET
 
 
-class HttpMcpServer(Params, tag_field="transport", tag="streamableHttp"):
+class HttpMcpServer(Params, frozen=True, tag_field="transport", tag="streamableHttp"):
     """An MCP server behind a URL."""
 
     url: str
@@ -140,13 +140,13 @@ class HttpMcpServer(Params, tag_field="transport", tag="streamableHttp"):
     mode: msp.SessionMcpServerMode | UnsetType = UNSET
 
 
-class SessionConfig(Params):
+class SessionConfig(Params, frozen=True):
     """The open configuration object of start and resume. The union is closed: an unknown transport is refused."""
 
     mcp_servers: dict[str, StdioMcpServer | HttpMcpServer] | UnsetType = UNSET
 
 
-class SessionStartParams(Params):
+class SessionStartParams(Params, frozen=True):
     """`session/start`."""
 
     command_id: str
@@ -161,7 +161,7 @@ class SessionStartParams(Params):
     workspace_roots: list[str] | UnsetType = UNSET
 
 
-class SessionResumeParams(Params):
+class SessionResumeParams(Params, frozen=True):
     """`session/resume`."""
 
     command_id: str
@@ -174,7 +174,7 @@ class SessionResumeParams(Params):
     recovery_mode: msp.RecoveryMode | UnsetType = UNSET
 
 
-class SessionListParams(Params):
+class SessionListParams(Params, frozen=True):
     """`session/list`; its schema caps the page at 200."""
 
     cursor: str | UnsetType | None = UNSET
@@ -187,7 +187,7 @@ class SessionListParams(Params):
 # -- turns, the view and outputs --------------------------------------------------------------------------------------
 
 
-class TurnStartParams(Params):
+class TurnStartParams(Params, frozen=True):
     """`turn/start`; its input is not empty."""
 
     command_id: str
@@ -200,7 +200,7 @@ class TurnStartParams(Params):
     workspace_roots: list[str] | UnsetType = UNSET
 
 
-class TurnSteerParams(Params):
+class TurnSteerParams(Params, frozen=True):
     """`turn/steer`; its input is not empty."""
 
     command_id: str
@@ -210,7 +210,7 @@ class TurnSteerParams(Params):
     reasoning_effort: msp.ReasoningEffort | UnsetType = UNSET
 
 
-class ViewPageParams(Params):
+class ViewPageParams(Params, frozen=True):
     """`view/page`; the limit is required and in 1..1000."""
 
     limit: PageLimit
@@ -220,7 +220,7 @@ class ViewPageParams(Params):
     direction: msp.ViewPageDirection | UnsetType = UNSET
 
 
-class ItemReadOutputParams(Params):
+class ItemReadOutputParams(Params, frozen=True):
     """`item/readOutput`; offsets and lengths are counts of bytes."""
 
     item_id: str

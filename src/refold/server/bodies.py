@@ -158,6 +158,13 @@ class RequestsQuery(PageQuery, frozen=True, kw_only=True):
     run_id: str | None = None
 
 
+class EventsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which events of a Session a stream begins after, and whether it goes on."""
+
+    after: Annotated[str | None, Meta(description="A cursor; without it the stream begins at the first event.")] = None
+    follow: Annotated[bool, Meta(description="Whether the stream waits for what comes.")] = True
+
+
 class LogQuery(PageQuery, frozen=True, kw_only=True):
     """Which part of what a Run has written, oldest first."""
 

@@ -9,6 +9,7 @@ Not here: the rows (`routes`), how a request is read (`reading`), how the rows a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from enum import StrEnum
 from functools import partial
@@ -27,6 +28,7 @@ Json = Any
 B = TypeVar("B")
 Q = TypeVar("Q")
 
+_VERSION: Final = re.compile("[0-9A-Za-z]+")
 SERVER: Final = "server"
 """Who asks with the server's own token. An operator asks under its id; whoever has no token is None."""
 
@@ -133,7 +135,7 @@ def _blueprint_id(text: str) -> None:
 
 
 def _version(text: str) -> None:
-    if not text.isalnum():
+    if not _VERSION.fullmatch(text):
         raise InvalidId(f"invalid version {text[:80]!r}: expected the hex digits of a hash", id=text[:80])
 
 
@@ -153,6 +155,6 @@ PATH_IDS: Final[Mapping[str, PathId]] = {
     "session_id": _uuid7("a session"),
     "request_id": _uuid7("a request"),
     "blueprint_id": PathId("a Blueprint", f"^{AGENT_NAME.pattern}$", _blueprint_id),
-    "version": PathId("a version of a Blueprint", "^[0-9a-zA-Z]+$", _version),
+    "version": PathId("a version of a Blueprint", f"^{_VERSION.pattern}$", _version),
 }
 """Every parameter that a path may have. Ids never become paths or SQL text; a malformed one is a 400 all the same."""

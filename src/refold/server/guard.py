@@ -105,7 +105,7 @@ def _decisive(scope: Scope) -> Mapping[str, str]:
 
 def _own_address(scope: Scope) -> frozenset[str]:
     """The numeric address at which the connection came in: no name was resolved for it, so none was rebound."""
-    host, port = scope.get("server") or ("", None)
+    host, port = scope.get("server") or ("", 0)
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 
 import uvicorn
 
@@ -38,7 +38,7 @@ class Host:
 
 
 @contextlib.asynccontextmanager
-async def hold(config: Config, home: Home) -> AsyncIterator[Host]:
+async def hold(config: Config, home: Home) -> AsyncGenerator[Host]:
     """Holds the store of `config` for the length of the block.
 
     Raises StoreHeld before anything is touched, StoreRefused, StoreDamaged, ConfigInvalid.
@@ -64,7 +64,7 @@ async def hold(config: Config, home: Home) -> AsyncIterator[Host]:
 
 
 @contextlib.asynccontextmanager
-async def _door(app: App, config: Config, home: Home, lock: StoreLock | None) -> AsyncIterator[Host]:
+async def _door(app: App, config: Config, home: Home, lock: StoreLock | None) -> AsyncGenerator[Host]:
     listener = _bind(config.bind)
     host, port = listener.getsockname()[:2]
     url = f"http://{host_port(host, port)}"
@@ -103,7 +103,7 @@ class _Server(uvicorn.Server):
     """uvicorn without its signal handling: signals belong to the process that holds, and end it with exit code 0."""
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         yield
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from refold.server import bodies, shapes
 from refold.server import operators as seen
-from refold.server.api import about, blueprints, operators, requests, runs, sessions, tasks
+from refold.server.api import about, blueprints, operators, requests, runs, sessions, streams, tasks
 from refold.server.contract import Row, Scope, Text
 from refold.server.paging import PageQuery
 from refold.service.submissions import Accepted, Submission
@@ -313,6 +313,15 @@ ROUTES: Final[tuple[Row, ...]] = (
         endpoint=sessions.session,
         summary="The whole state of a Session",
         answers={200: shapes.Session},
+        refuses=(410,),
+    ),
+    Row(
+        verb="GET",
+        path="/v1/sessions/{session_id}/events",
+        endpoint=streams.events,
+        summary="A Session's events after a cursor, and as they come: SSE or NDJSON",
+        query=bodies.EventsQuery,
+        answers={200: Text},
         refuses=(410,),
     ),
 )

@@ -24,7 +24,7 @@ from refold.records import RequestRow, SessionRecord
 from refold.service.app import App
 from refold.service.requests import pointer
 from refold.service.sessions import Served, SessionInfo
-from refold.session import Frames, Subscription
+from refold.session import Batch, Subscription
 from refold.view import Position, Preference, rfc3339
 
 Json = Any
@@ -172,14 +172,16 @@ class Peer:
     async def _answer(self, call: Call) -> None:
         try:
             answer = await HANDLERS[call.method](self, call.params)
+            if answer.follow is not None:
+                await self._retire(*answer.follow)
+        except PeerGone:
+            raise
         except RefoldError as error:
             self._connection.fail(call, error)
         except Exception as error:
             log.error("call_failed", method=call.method, error=repr(error), exc_info=error)
             self._connection.fail(call, RefoldError("unexpected"))
         else:
-            if answer.follow is not None:
-                await self._retire(*answer.follow)
             self._connection.reply(call, answer.result)
             for opened, params in answer.asks:
                 self._ask(opened, params)
@@ -194,7 +196,7 @@ class Peer:
     def _subscribe(self, session: SessionRecord, after: Position) -> None:
         """Starts this connection's one subscription of the Session."""
         subscription = self._subscriptions[session.n] = self._app.sessions.subscription(session, after)
-        pump = asyncio.create_task(self._pump(subscription))
+        pump = asyncio.create_task(self._pump(session, subscription))
         self._pumps.add(pump)
         pump.add_done_callback(self._pumps.discard)
 
@@ -215,24 +217,32 @@ class Peer:
         subscription = self._unsubscribe(session.n)
         if subscription is not None:
             async for batch in subscription.rest(after):
-                await self._deliver(batch)
+                await self._deliver(session, batch)
 
-    async def _pump(self, subscription: Subscription) -> None:
+    async def _pump(self, session: SessionRecord, subscription: Subscription) -> None:
         try:
             async for batch in subscription.frames():
                 async with self._answering:
-                    await self._deliver(batch)
+                    if subscription.closed:
+                        return  # while it waited; whoever took over owes the batch now
+                    await self._deliver(session, batch)
         except PeerGone:
             subscription.close()
         except Exception as error:
             subscription.close()
             log.error("subscription_ended", error=repr(error), exc_info=error)
 
-    async def _deliver(self, batch: Frames) -> None:
-        for _, frame in batch:
+    async def _deliver(self, session: SessionRecord, batch: Batch) -> None:
+        if batch.gap is not None:
+            self._notify(batch.gap["method"], batch.gap["params"])
+            for request, opened in await self._app.requests.pending(session.session_id):
+                self._ask(_OPENED[request.kind], opened)  # the event may lie in the gap; the question may not
+        for _, frame in batch.frames:
             self._notify(frame["method"], frame["params"])
             if frame["method"] in _ASKED:
                 self._ask(frame["method"], frame["params"])
+        if not batch.frames and self._connection.bookmarks:
+            self._notify("view/caughtUp", await self._app.sessions.bookmark(session.session_id))
         await self._flush()
 
     def _ask(self, opened: str, params: Json) -> None:

@@ -311,7 +311,7 @@ class Settled(Request, frozen=True, kw_only=True):
 
 def run(record: RunRecord, attempts: list[AttemptRow] | None = None) -> Json:
     """A Run. In lists without its step entries."""
-    members = {
+    members: dict[str, Any] = {
         "run_id": record.run_id,
         "task_id": record.task_id,
         "session_id": record.session_id,

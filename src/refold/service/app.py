@@ -198,7 +198,7 @@ class App:
         await self._supervisor.stop_all()
 
     async def close(self) -> None:
-        """Stops whatever is left and closes the store. What was not drained is found by the next boot. Twice is once."""
+        """Stops what is left and closes the store. What was not drained is found by the next boot. Twice is once."""
         if self.closed:
             return
         self.closed = True

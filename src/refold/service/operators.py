@@ -20,7 +20,7 @@ import contextlib
 import hashlib
 import secrets
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Generator
 from typing import Any, Final
 
 import msgspec
@@ -173,7 +173,7 @@ class Operators:
             await self._offers.news.wait()
 
     @contextlib.contextmanager
-    def present(self, sid: str, holding: Collection[str] | None = None) -> Iterator[None]:
+    def present(self, sid: str, holding: Collection[str] | None = None) -> Generator[None]:
         """Marks `sid` as present inside the block. Its lease runs from the end of the last such block.
 
         With `holding` it keeps that, and what else it holds is offered again. Raises InvalidId, NotFound.

@@ -6,25 +6,29 @@ was interrupted meanwhile, with the resume that goes on from it. Everybody else 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 import msgspec
+import structlog
 
-from refold.canonical import decode
+from refold.canonical import decode, encode
 from refold.engine.clock import Clock
 from refold.engine.desk import Desk, already_settled, settle
 from refold.engine.supervisor import Supervisor
-from refold.errors import Conflict, InvalidRequest, NotFound, RefoldError
+from refold.errors import Conflict, InvalidRequest, NotFound, RefoldError, Unprocessable
 from refold.records import RequestRow, RequestStatus, RunRecord, RunStatus
 from refold.service.commands import Ledger
 from refold.service.runs import Runs
 from refold.service.sessions import find_session
 from refold.session import SessionLog
 from refold.store import Reader, Store, Tx
+from refold.view import Position
 
 Json = Any
+log = structlog.get_logger("refold.requests")
 
-FREE_TEXT_CHARS = 500
+FREE_TEXT_CHARS: Final = 500
 """The longest free text of an answer (MSP, userInput/answer)."""
 
 
@@ -62,11 +66,8 @@ class Requests:
     async def page(self, limit: int, before: int | None = None, **equals: Json) -> list[RequestRow]:
         """Requests, newest first, those made before the integer key `before`."""
 
-        def read(reader: Reader) -> list[RequestRow]:
-            rows = reader.find(RequestRow, newest_first=True, **equals)
-            return [row for row in rows if before is None or row.n < before][:limit]
-
-        return await self._store.read(read)
+        window = {"before": before, "limit": limit, "newest_first": True}
+        return await self._store.read(lambda reader: reader.find(RequestRow, **window, **equals))
 
     async def get(self, request_id: str) -> RequestRow:
         """Raises NotFound."""
@@ -126,12 +127,11 @@ class Requests:
         def said(request: RequestRow) -> Json:
             if request.kind != "input":
                 raise InvalidRequest(f"{request_id} is an approval; decide it", kind="user_input_answer_invalid")
-            value = _answered(decode(request.questions_json), answers)
-            return {"decision": "answered", "value": value, "answers": answers, "by": by, "command_id": command_id}
+            value, kept = answered(decode(request.questions_json), answers)
+            return {"decision": "answered", "value": value, "answers": kept, "by": by, "command_id": command_id}
 
-        return await self._settle(
-            request_id, "request/answer", {"request_id": request_id, "answers": answers}, said, command_id, answers
-        )
+        verb = {"request_id": request_id, "answers": answers}
+        return await self._settle(request_id, "request/answer", verb, said, command_id)
 
     async def withdraw(
         self, request_id: str, outcome: str, *, reason: str | None = None, command_id: str | None = None
@@ -147,10 +147,10 @@ class Requests:
         return await self._settle(request_id, "request/withdraw", verb, said, command_id)
 
     async def _settle(
-        self, request_id: str, verb: str, params: Json, said: Any, command_id: str | None, answers: Json = ()
+        self, request_id: str, verb: str, params: Json, said: Callable[[RequestRow], Json], command_id: str | None
     ) -> Settled:
-        at, driven = self._clock.now_ms(), []
-        turn_id = self._clock.uuid7()
+        at, turn_id = self._clock.now_ms(), self._clock.uuid7()
+        driven: list[RunRecord] = []
 
         def effect(tx: Tx) -> Json:
             driven.clear()  # a transaction may be tried twice
@@ -161,8 +161,10 @@ class Requests:
                 settle(tx, request, RequestStatus.EXPIRED, {"decision": "expired", "by": "refold"}, at)
                 return {"expired": True}
             resolution = {name: value for name, value in said(request).items() if value is not None}
+            answers = resolution.get("answers", ())
             settle(tx, request, RequestStatus.RESOLVED, resolution, at, command_id=command_id, answers=answers)
-            return {"resumed": self._go_on(tx, request, turn_id, driven)}
+            resumed, driven[:] = self._go_on(tx, request, turn_id)
+            return {"resumed": resumed}
 
         if command_id is None:
             done = await self._store.write(effect)
@@ -176,33 +178,39 @@ class Requests:
             raise await self._store.read(lambda reader: self._lost(reader, request))
         return Settled(request=request, resumed=done["resumed"])
 
-    def _go_on(self, tx: Tx, request: RequestRow, turn_id: str, driven: list[RunRecord]) -> bool:
-        """Has the Run go on: told after the commit, or resumed in it, or resumed once its Session is idle."""
+    def _go_on(self, tx: Tx, request: RequestRow, turn_id: str) -> tuple[bool, list[RunRecord]]:
+        """Whether the Run goes on by the answer, and the Run to drive after the commit if that resumes it.
+
+        A running one is told after the commit. An interrupted one is resumed, or once its Session is idle. One that can
+        not be resumed now keeps the answer: whoever resumes it later goes on from it.
+        """
         run = tx.get(RunRecord, request.run)
         assert run is not None, "a request is made with its Run, and goes with it"
         if run.status != RunStatus.INTERRUPTED:
-            return run.status == RunStatus.RUNNING
+            return run.status == RunStatus.RUNNING, []
         if not self._resume_on_decision:
-            return False
-        session = find_session(tx, request.session_id)
-        if session.active_run is not None:
+            return False, []
+        if find_session(tx, request.session_id).active_run is not None:
             tx.update(RunRecord, (run.n,), resume_wanted=turn_id)
-            return False
-        driven.append(self._runs.open_resume(tx, run.run_id, self._runs.opening("decision", turn_id)).run)
-        return True
+            return False, []
+        try:
+            return True, [self._runs.open_resume(tx, run.run_id, self._runs.opening("decision", turn_id)).run]
+        except (Conflict, Unprocessable) as no:  # raised before anything is written
+            log.warning("run_not_resumed_by_decision", run_id=run.run_id, kind=no.kind, error=no.message)
+            return False, []
 
     def _lost(self, reader: Reader, request: RequestRow) -> Conflict:
         """The loser's answer: with what was decided, by whom, and where the view shows it."""
         lost = already_settled(request)
-        said = decode(request.resolution_json or "{}")
-        cursor = None
-        if request.settled is not None:
-            session = find_session(reader, request.session_id)
-            cursor = self._log.frame(reader, session, request.settled, 0)["params"]["viewCursor"]
+        assert request.settled is not None, "only an open request has no settlement"
+        session = find_session(reader, request.session_id)
+        shown_at = self._log.cursor(reader, session, Position(request.settled, 0))
+        cursor = shown_at or self._log.earliest(reader, session)
+        decision = decode(request.resolution_json or "{}")["decision"]
         by = "user" if request.status == RequestStatus.RESOLVED else "policy"
-        resolution = {"decision": said.get("decision", request.status), "resolvedBy": by, "viewCursor": cursor}
-        lost.data["resolution"] = resolution
-        lost.data["settlement"] = {"outcome": said.get("decision", request.status), "viewCursor": cursor}
+        lost.data["resolution"] = {"decision": decision, "resolved_by": by, "view_cursor": cursor}
+        if request.kind == "input":
+            lost.data["settlement"] = {"outcome": decision, "view_cursor": cursor}
         return lost
 
 
@@ -214,31 +222,62 @@ def find_request(reader: Reader, request_id: str) -> RequestRow:
     return found[0]
 
 
-def _answered(questions: list[Json], answers: list[Json]) -> Json:
-    """The value that the flow gets: the one question's answer, a label, labels or text."""
-    given = {each.get("questionId"): each for each in answers if isinstance(each, dict)}
-    if len(given) != len(answers) or given.keys() != {question["id"] for question in questions}:
+def answered(questions: list[Json], answers: list[Json]) -> tuple[Json, list[Json]]:
+    """The value that the flow gets, and the answers as they are kept and shown, in the order of the questions.
+
+    The value is the one question's answer (a label, labels or a text), or the list of all of them. Raises
+    InvalidRequest (`user_input_answer_invalid`).
+    """
+    given = {encode(each.get("questionId")): each for each in answers if isinstance(each, dict)}
+    named = {encode(question["id"]) for question in questions}
+    if len(given) != len(answers) or given.keys() != named:
         raise _invalid("answer every question once")
-    values = [_value(question, given[question["id"]]) for question in questions]
-    return values[0] if len(values) == 1 else values
+    kept = [_kept(question, given[encode(question["id"])]) for question in questions]
+    values = [next(answer[form] for form in _FORMS if form in answer) for answer in kept]
+    return (values[0] if len(values) == 1 else values), kept
 
 
-def _value(question: Json, answer: Json) -> Json:
-    said = {name: answer[name] for name in ("selectedLabel", "selectedLabels", "freeText") if name in answer}
-    if len(said) != 1:
-        raise _invalid("an answer has exactly one of selectedLabel, selectedLabels and freeText")
-    ((form, value),) = said.items()
-    labels = {option["label"] for option in question["options"]}
-    if form == "freeText":
-        if not isinstance(value, str) or len(value) > FREE_TEXT_CHARS:
-            raise _invalid(f"freeText is a text of at most {FREE_TEXT_CHARS} characters")
-        return value
-    chosen = value if form == "selectedLabels" else [value]
-    if not isinstance(chosen, list) or not chosen or not all(each in labels for each in chosen):
-        raise _invalid(f"choose from {', '.join(sorted(labels))}")
-    if form == "selectedLabels" and question["selection"]["mode"] != "multiple":
-        raise _invalid("this question takes one label")
-    return value
+def _kept(question: Json, answer: Json) -> Json:
+    forms = [form for form in _FORMS if form in answer]
+    if len(forms) != 1 or not answer.keys() <= {"questionId", "note", *_FORMS}:
+        raise _invalid(f"an answer has questionId, exactly one of {', '.join(_FORMS)}, and maybe a note")
+    _FORMS[forms[0]](question, answer[forms[0]])
+    if "note" in answer:
+        _text(question, answer["note"])
+    return answer
+
+
+def _text(question: Json, text: Json) -> None:
+    if not isinstance(text, str) or len(text) > FREE_TEXT_CHARS:
+        raise _invalid(f"freeText and note are texts of at most {FREE_TEXT_CHARS} characters")
+
+
+def _label(question: Json, label: Json) -> None:
+    if question["selection"]["mode"] != "single":
+        raise _invalid("this question takes selectedLabels")
+    _check_offered(question, [label])
+
+
+def _labels(question: Json, labels: Json) -> None:
+    if question["selection"]["mode"] != "multiple":
+        raise _invalid("this question takes one selectedLabel")
+    if not isinstance(labels, list) or not labels:
+        raise _invalid("selectedLabels is a list of one label or more")
+    _check_offered(question, labels)
+
+
+def _check_offered(question: Json, labels: list[Json]) -> None:
+    offered = [option["label"] for option in question["options"]]
+    if any(label not in offered for label in labels) or any(labels.count(label) > 1 for label in labels):
+        raise _invalid(f"choose from {', '.join(offered) or 'nothing: answer with freeText'}, each once")
+
+
+_FORMS: Final[Mapping[str, Callable[[Json, Json], None]]] = {
+    "selectedLabel": _label,
+    "selectedLabels": _labels,
+    "freeText": _text,
+}
+"""The forms an answer may have, and what checks each."""
 
 
 def _invalid(text: str) -> RefoldError:

@@ -185,7 +185,7 @@ class Reruns:
 
 
 def _dry(run: RunRecord, history: History, blueprint: Blueprint, init_ctx: Json, target: Target | None) -> Plan:
-    refused = refusals(history.attempts, blueprint.agents, run.generation)
+    refused = refusals(history.attempts, blueprint.agents, run.generation, history.requests)
     return dry_replay(blueprint, init_ctx, history.uncut, history.decisions, refused, target)
 
 

@@ -78,7 +78,7 @@ class Runs:
         self._store = store
         self._clock = clock
         self._supervisor = supervisor
-        self._subprocess = subprocess
+        self._subprocess: SubprocessMode = subprocess
         self._ledger = Ledger(store)
 
     async def get(self, run_id: str) -> RunRecord:

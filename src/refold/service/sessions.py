@@ -212,6 +212,30 @@ class Sessions:
         """What delivers the frames strictly after a position."""
         return Subscription(self._store, self._hub, self._log, session, after)
 
+    async def bookmark(self, session_id: str) -> Json:
+        """Where the head is, and the digest of the state there: a client that folds can check that it has all."""
+
+        def read(reader: Reader) -> Json:
+            session = find_session(reader, session_id)
+            state = self._log.state(reader, session)
+            return {"sessionId": session_id, "viewCursor": state.cursor, "foldDigest": view.fold_digest(state)}
+
+        return await self._store.read(read)
+
+    async def follow(self, session_id: str, after: str | None) -> tuple[SessionRecord, Position, str | None]:
+        """The Session and the position after a cursor, or before its first event. Works unloaded, and loads nothing.
+
+        Raises NotFound, MissingAnchor, ViewTruncated.
+        """
+
+        def read(reader: Reader) -> tuple[SessionRecord, Position, str | None]:
+            session = find_session(reader, session_id)
+            if after is None and session.floor:
+                raise self._truncated(reader, session)
+            return session, view.GENESIS if after is None else self._held(reader, session, after), after
+
+        return await self._store.read(read)
+
     async def subscribe(self, session_id: str, after: str | None) -> tuple[SessionRecord, Position, str]:
         """The Session, the position to deliver after, and the head. Never loads. Raises NotFound, MissingAnchor."""
 
@@ -415,7 +439,7 @@ class Sessions:
 
     async def list(self, limit: int, *, workspace_root: str | None = None) -> Sequence[SessionInfo]:
         """The Sessions, latest change first."""
-        equals = {} if workspace_root is None else {"workspace_root": workspace_root}
+        equals: dict[str, Any] = {} if workspace_root is None else {"workspace_root": workspace_root}
         rows = await self._store.read(lambda reader: reader.find(SessionRecord, **equals))
         rows.sort(key=lambda row: (row.updated_at, row.n), reverse=True)
         return [self._info(row) for row in rows[:limit]]

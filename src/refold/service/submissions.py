@@ -108,9 +108,9 @@ class Submissions:
             attempt = await self._ended(offer.work.run_id, key)
         finally:
             self._settling.discard(key)
-        if attempt.status != status_of(report):  # cancelled, timed out or cut off before it could be written
+        if attempt.status != (status := status_of(report)):  # cancelled, timed out or cut off before it could be written
             raise await self._refusal(key)
-        return Accepted(run_id=offer.work.run_id, step_id=key[0], attempt=key[1], status=attempt.status)
+        return Accepted(run_id=offer.work.run_id, step_id=key[0], attempt=key[1], status=status)
 
     async def _ended(self, run_id: str, key: Key) -> AttemptRow:
         """Waits for the end of an attempt on record. Raises CommitFailed if nobody is left who could write it."""

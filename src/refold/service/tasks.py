@@ -281,8 +281,9 @@ class Tasks:
     async def page(self, limit: int, before: int | None = None) -> list[TaskRecord]:
         """The newest Tasks first, those made before the integer key `before`."""
 
-        window = {"before": before, "limit": limit, "newest_first": True}
-        return await self._store.read(lambda reader: reader.find(TaskRecord, **window))
+        return await self._store.read(
+            lambda reader: reader.find(TaskRecord, before=before, limit=limit, newest_first=True)
+        )
 
 
 def check_folders(blueprint: Blueprint, new: NewTask) -> None:

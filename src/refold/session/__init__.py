@@ -3,6 +3,6 @@
 from refold.session import boundaries
 from refold.session.hub import Hub
 from refold.session.log import Frames, SessionLog
-from refold.session.subscription import Subscription
+from refold.session.subscription import Batch, Subscription
 
-__all__ = ["Frames", "Hub", "SessionLog", "Subscription", "boundaries"]
+__all__ = ["Batch", "Frames", "Hub", "SessionLog", "Subscription", "boundaries"]

@@ -17,61 +17,94 @@ from typing import Any, Final
 import msgspec
 
 from refold import view
-from refold.canonical import canonical, decode, encode
-from refold.errors import InvalidJson
-from refold.records import BoundaryRow, LogRecord, LogRow, SessionRecord, ValueRow
+from refold.canonical import canonical, decode, digest, encode
+from refold.errors import InvalidJson, StoreDamaged
+from refold.records import BoundaryRow, LogRecord, LogRow, LogType, SessionRecord, ValueRow
 from refold.session.log import SessionLog
 from refold.store import Reader, Tx, append_log
-from refold.view import Position, ViewState
+from refold.view import ANCHOR, CHAIN_BYTES, Position, Rung, ViewState
 
 Json = Any
 
 SEGMENT: Final = 64
 """Items per segment: a changed item costs the rewriting of so many."""
 
+READ_ROWS: Final = 512
+"""Log rows per read while old ones are taken away."""
+
 BOUNDARY_FRAME: Final = 1
 """Which frame of its record is the boundary: the one that completes the compaction item."""
 
+_OPENS: Final = frozenset(
+    {
+        LogType.TURN_OPENED,
+        LogType.TURN_WOKEN,
+        LogType.STEP_DISPATCHED,
+        LogType.APPROVAL_OPENED,
+        LogType.INPUT_OPENED,
+    }
+)
+_CLOSES: Final = frozenset({LogType.TURN_COMPLETED, LogType.TURN_ENDED, LogType.STEP_COMPLETED})
+"""The records that open an item, and those that close one: a closing frame repeats what its opening says."""
+
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
-    """A usable boundary: where it is, and the state there as a snapshot."""
+    """A usable boundary: where it is, the state there as a snapshot, and the last turn, which a snapshot leaves out."""
 
-    row: BoundaryRow
-    cursor: str
-    anchor: str
+    position: Position
     snapshot: Json
     last_turn: Json
+    size: int
+    """The bytes of the history that serves it."""
 
 
 def install(tx: Tx, log: SessionLog, session: SessionRecord, record: LogRecord) -> BoundaryRow:
     """Appends `record` and installs the boundary that it shows: the state that includes it."""
     (row,) = append_log(tx, session.n, [record])
-    return _write(tx, session, row, log.fold(tx, session))
-
-
-def _write(tx: Tx, session: SessionRecord, row: LogRow, state: ViewState) -> BoundaryRow:
+    state = log.fold(tx, session)
     rest, items = view.snapshot_state(state), list(state.items.values())
     del rest["items"]
-    segments, size, elided = [], 0, 0
-    for at in range(0, len(items), SEGMENT):
-        text = encode(items[at : at + SEGMENT])
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        tx.put(ValueRow(digest=digest, body=text))
-        segments.append(digest)
-    for item in items:
-        size += len(canonical(item)) + 1
-        elided += len(canonical(view.elide_item(item))) + 1
+    segments = [_put_segment(tx, items[at : at + SEGMENT]) for at in range(0, len(items), SEGMENT)]
     stored = {"state": rest, "foldDigest": view.fold_digest(state), "last_turn": state.last_turn}
+    without_items = len(canonical(view.history(Rung.ANCHORED, _snapshot(log, session, row, stored, [])))) - len("[]")
+    totals = state.tally.totals(state.items)
     boundary = BoundaryRow(
         session=session.n,
         seq=row.seq,
         at=row.at,
-        rest_json=encode(stored),
+        rest_json=encode(stored | {"seal": _seal(row.seq, stored, segments)}),
         segments_json=encode(segments),
-        size=size + len(canonical(rest)),
-        elided=elided + len(canonical(rest)),
+        size=without_items + totals.size,
+        elided=without_items + totals.elided,
     )
     return tx.insert(boundary)
+
+
+def _put_segment(tx: Tx, items: list[Json]) -> str:
+    text = encode(items)
+    name = hashlib.sha256(text.encode()).hexdigest()
+    tx.put(ValueRow(digest=name, body=text))
+    return name
+
+
+def _seal(seq: int, stored: Json, segments: list[str]) -> str:
+    """What a boundary must carry: a flipped bit in any part of it, or a segment of another one, changes it."""
+    return digest([seq, stored, segments])
+
+
+def _snapshot(log: SessionLog, session: SessionRecord, row: LogRow, stored: Json, items: list[Json]) -> Json:
+    mint, chain8, at = log.mint(session), row.hash[:CHAIN_BYTES], Position(row.seq, BOUNDARY_FRAME)
+    cursor = mint(at, chain8)
+    return {
+        "schemaVersion": view.SCHEMA_VERSION,
+        "viewCursor": cursor,
+        "state": stored["state"] | {"items": items},
+        "foldDigest": stored["foldDigest"],
+        "anchor": {"boundaryCursor": cursor, "summarizedThrough": mint(at, chain8, ANCHOR)},
+    }
+
+
+# -- reading back -----------------------------------------------------------------------------------------------------
 
 
 def latest(reader: Reader, session: SessionRecord) -> BoundaryRow | None:
@@ -81,35 +114,28 @@ def latest(reader: Reader, session: SessionRecord) -> BoundaryRow | None:
     return None
 
 
-def cursor_of(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryRow) -> str:
-    """The cursor of the boundary."""
-    return log.frame(reader, session, row.seq, BOUNDARY_FRAME)["params"]["viewCursor"]
+def cursor_of(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryRow) -> str | None:
+    """The cursor of the boundary; None if the record that shows it is lost."""
+    return log.cursor(reader, session, Position(row.seq, BOUNDARY_FRAME))
 
 
 def load(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryRow) -> Boundary | None:
     """Reads a boundary back, checked; None if it is unusable."""
-    items: list[Json] = []
-    try:
-        for digest in decode(row.segments_json):
-            items += _segment(reader, digest)
-        stored = decode(row.rest_json)
-    except (InvalidJson, _Unusable):
+    shown = reader.get(LogRow, session.n, row.seq)
+    if shown is None or shown.type != LogType.COMPACTED:
         return None
-    frame = log.frame(reader, session, row.seq, BOUNDARY_FRAME)["params"]
-    anchor = {"boundaryCursor": frame["viewCursor"], "summarizedThrough": frame["item"]["summarizedThrough"]}
-    snapshot = {
-        "schemaVersion": view.SCHEMA_VERSION,
-        "viewCursor": frame["viewCursor"],
-        "state": stored["state"] | {"items": items},
-        "foldDigest": stored["foldDigest"],
-        "anchor": anchor,
-    }
+    try:
+        stored, segments = decode(row.rest_json), decode(row.segments_json)
+        if stored.pop("seal") != _seal(row.seq, stored, segments):
+            return None
+        items = [item for name in segments for item in _segment(reader, name)]
+    except (InvalidJson, AttributeError, KeyError, TypeError, _Unusable):  # whatever shape the damage has
+        return None
     return Boundary(
-        row=row,
-        cursor=frame["viewCursor"],
-        anchor=anchor["summarizedThrough"],
-        snapshot=snapshot,
+        position=Position(row.seq, BOUNDARY_FRAME),
+        snapshot=_snapshot(log, session, shown, stored, items),
         last_turn=stored["last_turn"],
+        size=row.size,
     )
 
 
@@ -117,27 +143,38 @@ class _Unusable(Exception):
     """A segment that is missing or damaged."""
 
 
-def _segment(reader: Reader, digest: str) -> list[Json]:
-    value = reader.get(ValueRow, digest)
-    if value is None or hashlib.sha256(value.body.encode()).hexdigest() != digest:
-        raise _Unusable(digest)
+def _segment(reader: Reader, name: str) -> list[Json]:
+    value = reader.get(ValueRow, name)
+    if value is None or hashlib.sha256(value.body.encode()).hexdigest() != name:
+        raise _Unusable(name)
     return decode(value.body)
 
 
-def seeded(boundary: Boundary) -> ViewState:
-    """The fold that a boundary holds: frames after its cursor apply to it."""
+def seeded(boundary: Boundary) -> tuple[ViewState, Position]:
+    """The fold that a boundary holds, and where it goes on from."""
     state = view.seed(boundary.snapshot)
     state.last_turn = boundary.last_turn
-    return state
+    return state, boundary.position
 
 
 def start(reader: Reader, log: SessionLog, session: SessionRecord) -> tuple[ViewState, Position]:
-    """Where a fold of this Session begins: at its latest boundary, so that it costs what happened since."""
-    row = latest(reader, session)
-    boundary = None if row is None else load(reader, log, session, row)
-    if boundary is None:
-        return ViewState(), view.GENESIS
-    return seeded(boundary), Position(boundary.row.seq, BOUNDARY_FRAME)
+    """Where a fold of this Session begins: at its latest usable boundary, so that it costs what happened since.
+
+    Raises StoreDamaged if there is none, and the events before are not retained either.
+    """
+    for row in reader.find(BoundaryRow, session=session.n, pruned=False, newest_first=True):
+        boundary = load(reader, log, session, row) if row.seq > session.floor else None
+        if boundary is not None:
+            return seeded(boundary)
+    if session.floor:
+        raise StoreDamaged(
+            f"session {session.session_id}: its boundaries are damaged, and the events before them are not retained",
+            session_id=session.session_id,
+        )
+    return ViewState(), view.GENESIS
+
+
+# -- retention --------------------------------------------------------------------------------------------------------
 
 
 def prune(tx: Tx, session: SessionRecord, *, retain_events: int, keep_boundaries: int) -> None:
@@ -146,21 +183,26 @@ def prune(tx: Tx, session: SessionRecord, *, retain_events: int, keep_boundaries
     What lies after a boundary is never taken. The row before it stays too, for its cursor is the earliest that is held;
     so do the openings of items that are still open, without which their closing could not be shown.
     """
-    rows = [row for row in tx.find(BoundaryRow, session=session.n, newest_first=True) if not row.pruned]
+    rows = tx.find(BoundaryRow, session=session.n, pruned=False, newest_first=True)
     for row in rows[keep_boundaries:]:
         tx.update(BoundaryRow, (row.session, row.seq), pruned=True)
     if not retain_events:
         return
     for row in rows[:keep_boundaries]:
         before = _last_framed(tx, session, row.seq)
-        if before is None or before.seq > session.seq - retain_events or before.seq <= session.floor:
-            continue
-        needed = set(_origins_after(tx, session, before.seq))
-        for gone in _rows_before(tx, session, before.seq):
-            if gone.seq not in needed:
-                tx.delete(LogRow, session=session.n, seq=gone.seq)
-        tx.update(SessionRecord, (session.n,), floor=before.seq)
-        return
+        if before is not None and session.floor < before.seq <= session.seq - retain_events:
+            _take_away(tx, session, before.seq)
+            return
+
+
+def _take_away(tx: Tx, session: SessionRecord, floor: int) -> None:
+    """Deletes the rows before `floor`, but for the openings of what is open there."""
+    rows = list(_rows_before(tx, session, floor))
+    closed = {origin for _, kind, origin in rows if kind in _CLOSES}
+    for seq, kind, _ in rows:
+        if kind not in _OPENS or seq in closed:
+            tx.delete(LogRow, session=session.n, seq=seq)
+    tx.update(SessionRecord, (session.n,), floor=floor)
 
 
 def _last_framed(reader: Reader, session: SessionRecord, before: int) -> LogRow | None:
@@ -172,15 +214,9 @@ def _last_framed(reader: Reader, session: SessionRecord, before: int) -> LogRow 
     return None
 
 
-def _rows_before(reader: Reader, session: SessionRecord, seq: int) -> Iterator[LogRow]:
-    at = session.floor - 1 if session.floor else 0
-    while rows := [row for row in reader.log(session.n, at, 512) if row.seq < seq]:
-        yield from rows
-        at = rows[-1].seq
-
-
-def _origins_after(reader: Reader, session: SessionRecord, seq: int) -> Iterator[int]:
-    at = seq - 1
-    while rows := reader.log(session.n, at, 512):
-        yield from (row.origin for row in rows if row.origin is not None)
+def _rows_before(reader: Reader, session: SessionRecord, seq: int) -> Iterator[tuple[int, str, int | None]]:
+    """Seq, type and origin of the rows before `seq`; also of openings that were kept when others were taken."""
+    at = 0
+    while rows := reader.find(LogRow, session=session.n, after=at, before=seq, limit=READ_ROWS):
+        yield from ((row.seq, row.type, row.origin) for row in rows)
         at = rows[-1].seq

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from refold.errors import BoundaryPruned, MissingAnchor
+from refold.errors import BoundaryPruned, MissingAnchor, StoreDamaged
 from refold.records import BoundaryRow, LogRow, SessionRecord
 from refold.store import Reader
 from refold.view import (
     ANCHOR,
+    CHAIN_BYTES,
     GENESIS,
     Claim,
     Frame,
@@ -27,6 +28,7 @@ from refold.view import (
     last_cursor,
     minter,
     origins,
+    render,
     start_of_page,
 )
 
@@ -86,8 +88,18 @@ class SessionLog:
 
     def earliest(self, reader: Reader, session: SessionRecord) -> str | None:
         """The cursor of the earliest position that is held; None if everything is retained."""
+        floor = self._floor(reader, session)
+        return None if floor == GENESIS else self.cursor(reader, session, floor)
+
+    def cursor(self, reader: Reader, session: SessionRecord, position: Position) -> str | None:
+        """The cursor of a position; None if its row is not retained."""
+        row = reader.get(LogRow, session.n, position.seq)
+        return None if row is None else self.mint(session)(position, row.hash[:CHAIN_BYTES])
+
+    def _floor(self, reader: Reader, session: SessionRecord) -> Position:
+        """The earliest position that is held: every event after it is retained."""
         row = reader.get(LogRow, session.n, session.floor) if session.floor else None
-        return None if row is None else last_cursor(row, self.mint(session))
+        return GENESIS if row is None else Position(row.seq, row.frames - 1)
 
     def head(self, reader: Reader, session: SessionRecord) -> str:
         """The cursor of the newest frame. Every Session has one: its creation."""
@@ -99,11 +111,16 @@ class SessionLog:
             before = rows[0].seq
         raise MissingAnchor(session.session_id)
 
-    def frame(self, reader: Reader, session: SessionRecord, seq: int, k: int) -> Frame:
-        """Frame `k` of the row at `seq`."""
-        before = self.before(reader, session, Position(seq, k), 1)
-        start = before[-1][0] if before else GENESIS
-        return self.after(reader, session, start, 1)[0][1]
+    def asked(self, reader: Reader, session: SessionRecord, seq: int) -> Frame:
+        """The frame that asks, of the record that opened a request.
+
+        It is the last of its record, and the one before it is of the same record. So it is the same frame, byte for
+        byte, where retention has taken all that lay before that.
+        """
+        row = reader.get(LogRow, session.n, seq)
+        if row is None:
+            raise StoreDamaged(f"log row {seq} opened a request that is still open, and is gone", seq=seq)
+        return render(row, None, session.session_id, self.mint(session), None)[-1]
 
     def after(self, reader: Reader, session: SessionRecord, position: Position, limit: int | None = None) -> Frames:
         """The frames strictly after `position`, ascending: `limit` of them, or some; none only at the end of the log.
@@ -121,25 +138,29 @@ class SessionLog:
     def before(self, reader: Reader, session: SessionRecord, position: Position | None, limit: int) -> Frames:
         """The last `limit` frames strictly before `position` (None: before the end), ascending."""
         until = position if position is not None else Position(session.seq + 1, 0)
-        wanted = limit + 2
+        floor, wanted = self._floor(reader, session), limit + 2
         while True:
             found = reader.log_before(session.n, until.seq + 1, wanted)
             rows = [row for row in found if row.seq >= session.floor]
             start = start_of_page(rows, until, limit)
             if start is None and rows[0].seq == session.floor:
-                start = Position(session.floor, rows[0].frames - 1)  # what lies before it is not retained
+                start = floor  # what lies before it is not retained
             if start is not None:
                 break
             wanted *= 2
+        start = max(start, floor)
         first = [row for row in rows if row.seq >= start.seq]
         return list(self._walk(reader, session, first, start, until))
 
-    def state(self, reader: Reader, session: SessionRecord) -> ViewState:
+    def state(
+        self, reader: Reader, session: SessionRecord, begin: tuple[ViewState, Position] | None = None
+    ) -> ViewState:
         """The fold of the whole view as `reader` sees it. Do not change it: later reads go on from it.
 
-        For committed data only: inside a transaction that may yet fail, use `fold`.
+        For committed data only: inside a transaction that may yet fail, use `fold`. `begin` is where a fold may begin
+        that the caller has at hand anyway.
         """
-        state, position = self._states.pop(session.n, None) or self._start(reader, self, session)
+        state, position = self._states.pop(session.n, None) or begin or self._start(reader, self, session)
         self._states[session.n] = (state, self._caught_up(reader, session, state, position))
         while len(self._states) > KEPT_STATES:
             del self._states[next(iter(self._states))]
@@ -151,10 +172,6 @@ class SessionLog:
         state, position = (kept[0].copy(), kept[1]) if kept is not None else self._start(reader, self, session)
         self._caught_up(reader, session, state, position)
         return state
-
-    def forget(self, session_n: int) -> None:
-        """Drops what is kept of a Session."""
-        self._states.pop(session_n, None)
 
     def _caught_up(self, reader: Reader, session: SessionRecord, state: ViewState, position: Position) -> Position:
         while frames := self.after(reader, session, position):

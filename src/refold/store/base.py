@@ -240,7 +240,11 @@ def apply_step(tx: Tx, step: StepCommit) -> tuple[int, ...]:
     seqs = [row.seq for row in append_log(tx, step.session, [each.record for each in shown])]
     for end in step.ends:
         if end.ordinal is not None:
-            changes = {"status": end.status, "ended_at": end.record.at, "outcome_json": end.outcome_json}
+            changes: dict[str, Any] = {
+                "status": end.status,
+                "ended_at": end.record.at,
+                "outcome_json": end.outcome_json,
+            }
             tx.update(AttemptRow, (step.run, end.ordinal), **changes, due_at=end.due_at)
     opened_seqs = tuple(seqs[len(step.ends) : len(step.ends) + len(step.opens)])
     for opened, seq in zip(step.opens, opened_seqs, strict=True):

@@ -10,7 +10,7 @@ import fcntl
 import os
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from refold.canonical import decode, encode
 from refold.errors import InvalidJson, StoreHeld, StoreRefused
@@ -53,7 +53,7 @@ class StoreLock:
         """Writes where this holder listens, for those that are refused or attach."""
         self._write({"pid": os.getpid(), "url": url})
 
-    def holder(self) -> dict[str, object]:
+    def holder(self) -> dict[str, Any]:
         """What the file says of the holder; empty when it says nothing readable."""
         try:
             said = decode(self.path.read_text())

@@ -7,7 +7,7 @@ are refused, untouched. A migration is `migrations/NNNN_name.sql`, one transacti
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -62,7 +62,7 @@ def _migrations() -> Iterator[tuple[int, str]]:
 
 
 @contextmanager
-def _transaction(connection: apsw.Connection) -> Iterator[None]:
+def _transaction(connection: apsw.Connection) -> Generator[None]:
     connection.execute("BEGIN EXCLUSIVE")
     try:
         yield

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar, get_type_hints
@@ -145,7 +145,7 @@ class SqliteStore:
                 raise CommitFailed(self._stopped)
             outcomes = self._apply(batch)
         except StoreError as error:
-            outcomes = [error] * len(batch)
+            outcomes: list[Any] = [error] * len(batch)
         for (_, future), outcome in zip(batch, outcomes, strict=True):
             if future.done():
                 continue
@@ -348,7 +348,7 @@ def _deliverable(error: BaseException) -> BaseException:
 
 
 @contextmanager
-def _typed(path: Path) -> Iterator[None]:
+def _typed(path: Path) -> Generator[None]:
     """Turns what SQLite raises about the file as a whole into what the callers of a store know."""
     try:
         yield

@@ -2,6 +2,7 @@
 
 * `conformance`: what every store has to do, with its parts `rows` and `damage`; a back end joins in five lines.
 * `history`: the rows and the Run that its tests write.
-* `audit`: whether what is stored fits together, whoever wrote it.
 * `faults`: power loss and disk errors under a SQLite store.
+
+What judges a store after all that is `store.audit`.
 """

@@ -7,8 +7,8 @@
 
 A factory opens the same store again and again, so that *reopen* is part of every test that speaks of durability, and it
 looks past the store, so that writing and reading are tested apart. Tests are async: the joining project needs anyio's
-pytest plugin, an `anyio_backend` fixture, and `pytest.register_assert_rewrite` on this module, `rows` and `damage` to see what
-differed. Numbered laws are those of the design (§3).
+pytest plugin and an `anyio_backend` fixture; `pytest.register_assert_rewrite` on this module, `rows` and `damage` shows
+what differed. Numbered laws are those of the design (§3).
 
 Not here: what only one back end can promise or suffer (power loss, a full disk, a foreign file).
 """
@@ -37,8 +37,8 @@ from refold.records import (
     ValueRow,
 )
 from refold.store import Reader, Tx, append_log
-from refold.store.base import TABLES
 from refold.store.audit import audit
+from refold.store.base import TABLES
 from refold.testing.damage import DamageConformance
 from refold.testing.history import (
     SHARED,
@@ -143,11 +143,13 @@ class StoreConformance(RowConformance, DamageConformance):
         assert factory.raw_get(ValueRow, SHARED.digest) == SHARED
         assert factory.raw_get(AttemptRow, run.n, 2) == msgspec.structs.replace(opened.attempt, opened=3)
         ended = await store.read(lambda reader: reader.get(AttemptRow, run.n, 1))
+        assert ended is not None
         assert (ended.status, ended.ended_at) == (AttemptStatus.PASSED, step.at)
         assert (ended.outcome_json, ended.due_at) == ("1", 5)
         log = await store.read(lambda reader: reader.log(run.session, 1))
         assert [row.item_id for row in log] == [step.ends[0].record.item_id, opened.record.item_id]
         head = await store.read(lambda reader: reader.get(RunRecord, run.n))
+        assert head is not None
         assert (head.rows, head.chain, head.updated_at) == (2, step.chain_after, step.at)
         assert head.waiting_on == "timer"
         assert await store.read(audit) == []
@@ -265,8 +267,11 @@ class StoreConformance(RowConformance, DamageConformance):
         early: list[int] = []
 
         def wake(grown: Mapping[int, int]) -> None:
-            heads.extend(grown.items())
-            early.extend(seq for n, seq in grown.items() if factory.raw_get(SessionRecord, n).seq < seq)
+            for n, seq in grown.items():
+                stored = factory.raw_get(SessionRecord, n)
+                heads.append((n, seq))
+                if stored is None or stored.seq < seq:
+                    early.append(seq)
 
         store.on_commit(wake)
         await store.write(lambda tx: append_log(tx, run.session, [note("x")] * 3))

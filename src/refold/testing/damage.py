@@ -33,7 +33,7 @@ class DamageConformance:
         self, factory: StoreFactory, kind: type[Row], member: str
     ) -> None:
         run, rows = await self._sealed(factory)
-        victim = next(row for row in rows[2:] if isinstance(row, kind))
+        victim: Any = next(row for row in rows[2:] if isinstance(row, kind))
         flipped = msgspec.structs.replace(victim, **{member: _flip(getattr(victim, member))})
         factory.raw_set(kind, (run.n, victim.ordinal), flipped)
         await self._is_refused(factory, run)
@@ -61,6 +61,7 @@ class DamageConformance:
     async def test_a_flipped_byte_in_the_head_is_found(self, factory: StoreFactory, member: str) -> None:
         run, _ = await self._sealed(factory)
         head = factory.raw_get(RunRecord, run.n)
+        assert head is not None
         flipped = msgspec.structs.replace(head, **{member: _flip(getattr(head, member))})
         factory.raw_set(RunRecord, (run.n,), flipped)
         await self._is_refused(factory, run)
@@ -68,15 +69,17 @@ class DamageConformance:
     async def test_an_older_copy_of_the_head_is_found(self, factory: StoreFactory) -> None:
         run, rows = await self._sealed(factory)
         head = factory.raw_get(RunRecord, run.n)
+        assert head is not None
         factory.raw_set(RunRecord, (run.n,), msgspec.structs.replace(head, rows=4, chain=rows[3].hash))
         await self._is_refused(factory, run)
 
     async def test_an_untouched_replay_log_is_not_refused(self, factory: StoreFactory) -> None:
         run, rows = await self._sealed(factory)
         store = await factory.open()
-        found = await store.read(lambda reader: (reader.get(RunRecord, run.n), replay_rows(reader, run.n)))
-        assert found[1] == rows
-        verify_replay(*found)
+        head, found = await store.read(lambda reader: (reader.get(RunRecord, run.n), replay_rows(reader, run.n)))
+        assert head is not None
+        assert found == rows
+        verify_replay(head, found)
 
     async def test_a_long_text_lies_beside_the_row_and_is_found_if_it_is_not_what_it_was(
         self, factory: StoreFactory

@@ -68,7 +68,9 @@ class _Recorded:
 
     def image(self, luck: random.Random | None) -> bytes:
         content = bytearray(self.durable)
-        for change in self.pending if luck else ():
+        if luck is None:
+            return bytes(content)
+        for change in self.pending:
             for survivor in _survivors(change, luck):
                 survivor.apply(content)
         return bytes(content)
@@ -142,10 +144,10 @@ class PowerVFS(apsw.VFS):
             self._files[path] = _Recorded(path.read_bytes() if path.exists() else b"")
         return _PowerFile(self, path, name, flags)
 
-    def xDelete(self, name: str, sync_directory: bool) -> None:
-        path = Path(name)
+    def xDelete(self, filename: str, syncdir: bool) -> None:
+        path = Path(filename)
         self.begin("delete", path)
-        super().xDelete(name, sync_directory)
+        super().xDelete(filename, syncdir)
         if path in self._files:
             self._deleted[path] = self._files.pop(path)
         if sync_directory:
@@ -190,10 +192,10 @@ class _PowerFile(apsw.VFSFile):
         super().xWrite(data, offset)
         self._disk.changed(self._path, offset, bytes(data))
 
-    def xTruncate(self, size: int) -> None:
+    def xTruncate(self, newsize: int) -> None:
         self._disk.begin("truncate", self._path)
-        super().xTruncate(size)
-        self._disk.changed(self._path, size, None)
+        super().xTruncate(newsize)
+        self._disk.changed(self._path, newsize, None)
 
     def xSync(self, flags: int) -> None:
         self._disk.begin("sync", self._path)

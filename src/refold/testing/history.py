@@ -3,7 +3,7 @@
 `next_step` plays the driver: it reads how the Run stands and makes the commit that a driver would make then, so a test
 goes on after a reopen, a refusal or a power loss without keeping anything in mind.
 
-Not here: agents and flows (a step's output is its number), and whether what is stored is right (`audit`).
+Not here: agents and flows (a step's output is its number), and whether what is stored is right (`store.audit`).
 """
 
 from __future__ import annotations

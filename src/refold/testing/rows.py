@@ -43,6 +43,7 @@ class RowConformance:
         assert factory.raw_get(kind, *key) == row
         for _ in range(2):
             found = await store.read(lambda reader: reader.get(kind, *key))
+            assert found is not None
             assert found == row
             assert [type(member) for member in _members(found)] == [type(member) for member in _members(row)]
             store = await reopened(factory, store)
@@ -77,7 +78,7 @@ class RowConformance:
         ordered = sorted(rows, key=lambda row: (row.run, row.ordinal))
         windows = itertools.product((0, 1, 5, 9), (None, 0, 1, 6, 99), (None, 0, 1, 3, 99), (False, True))
         for after, before, limit, newest_first in windows:
-            window = {"after": after, "before": before, "limit": limit, "newest_first": newest_first}
+            window: dict[str, Any] = {"after": after, "before": before, "limit": limit, "newest_first": newest_first}
             inside = [row for row in ordered if row.ordinal > after and (before is None or row.ordinal < before)]
             for equals in ({}, {"run": 1}, {"ended_at": None}, {"ended_at": 6, "run": 0}, {"run": 7}):
                 expected = [row for row in inside if _has(row, equals)]

@@ -16,7 +16,7 @@ from refold.view.page import frames_after, head, last_cursor, origins, start_of_
 from refold.view.parts import rfc3339
 from refold.view.payload import JSON_TEXT, PLAIN_TEXT, Payload, clip, stow
 from refold.view.record import Frame, render
-from refold.view.request_log import DENIED, request_opened, request_settled
+from refold.view.request_log import request_opened, request_settled
 from refold.view.session_log import compacted, model_changed, name_changed, session_created, session_resumed
 from refold.view.snapshot import SCHEMA_VERSION, elide, fold_digest, seed, snapshot_state, view_snapshot, weigh
 from refold.view.step_log import (
@@ -33,7 +33,6 @@ from refold.view.turn_log import turn_completed, turn_ended, turn_opened, turn_r
 __all__ = [
     "ANCHOR",
     "CHAIN_BYTES",
-    "DENIED",
     "GENESIS",
     "ITEM_STATUS",
     "JSON_TEXT",

@@ -130,7 +130,7 @@ def holds(claim: Claim, row: LogRow | None) -> bool:
     )
 
 
-def _parse(token: str) -> Claim | None:
+def _parse(token: object) -> Claim | None:
     """Reads the members of a token without believing any of them."""
     if not isinstance(token, str) or len(token) != TOKEN_CHARS or not token.isascii():
         return None

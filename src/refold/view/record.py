@@ -23,9 +23,12 @@ from refold.view import request_log, session_log, step_log, turn_log
 from refold.view.cursor import ANCHOR, CHAIN_BYTES, Mint, Position
 from refold.view.parts import Members, Renderer
 
-RENDERERS: Final[Mapping[str, Renderer]] = (
-    session_log.RENDERERS | turn_log.RENDERERS | step_log.RENDERERS | request_log.RENDERERS
-)
+RENDERERS: Final[Mapping[str, Renderer]] = {
+    **session_log.RENDERERS,
+    **turn_log.RENDERERS,
+    **step_log.RENDERERS,
+    **request_log.RENDERERS,
+}
 
 
 class Frame(TypedDict):

@@ -12,22 +12,21 @@ from typing import Final
 from refold.canonical import Json, decode
 from refold.records import LogRecord, LogRow, LogType, RequestRow
 from refold.view.parts import Members, Part, Renderer, item, present, rfc3339
-from refold.view.payload import args_text, clip, stow
-
-DENIED: Final = "denied"
-"""The decision of a choice that says no; every other one lets the step go on."""
-
-_POLICY: Final[Mapping[str, str]] = {"denied": "deny", "abort": "deny", "timedOut": "deny"}
-"""What a decision means to the step: `deny` for these, `allow` for the rest."""
+from refold.view.payload import Payload, args_text
 
 
-def request_opened(at: int, request: RequestRow) -> LogRecord:
-    """A person is asked. The whole question stands in the record, so that it can be asked again at any time."""
+def request_opened(at: int, request: RequestRow, args: Payload) -> LogRecord:
+    """A person is asked. The question stands in the record, so that it can be asked again at any time.
+
+    Args:
+        at: when.
+        request: the request.
+        args: its action as JSON text, stowed: a person who is shown only the head of a long one is told so.
+    """
     kind = LogType.APPROVAL_OPENED if request.kind == "approval" else LogType.INPUT_OPENED
-    args, _ = stow(request.action_json)
     body = {
         "ref": request.step_ref,
-        "args": args if isinstance(args, str) else clip(request.action_json),
+        "args": args,
         "request_id": request.request_id,
         "title": request.title,
         "choices": decode(request.choices_json),
@@ -49,7 +48,7 @@ def _approval(row: LogRow, body: Members) -> Members:
         "itemId": row.item_id,
         "toolCallId": row.item_id,
         "toolName": body["ref"],
-        "rawArgs": body["args"],
+        "rawArgs": args_text(body["args"]),
         "subject": {"kind": "tool", "toolName": body["title"] or body["ref"]},
         "currentRequirementId": {"approvalId": body["request_id"], "sourceIndex": 0},
         "availableChoices": [
@@ -58,7 +57,7 @@ def _approval(row: LogRow, body: Members) -> Members:
                 "label": choice["label"],
                 "decision": choice["decision"],
                 "scope": "once",
-                "acceptsFeedback": choice["decision"] == DENIED,
+                "acceptsFeedback": True,
             }
             for choice in body["choices"]
         ],
@@ -80,7 +79,14 @@ def _input_opened(row: LogRow, body: Members, opening: LogRow | None) -> list[Pa
 
 
 def request_settled(
-    at: int, request: RequestRow, *, decision: str, command_id: str | None = None, answers: Json = (), by: str = "user"
+    at: int,
+    request: RequestRow,
+    *,
+    decision: str,
+    command_id: str | None = None,
+    answers: Json = (),
+    reason: str | None = None,
+    by: str = "user",
 ) -> LogRecord:
     """A request is settled.
 
@@ -90,10 +96,18 @@ def request_settled(
         decision: for an approval the decision, `timedOut` or `abort`; for user input the outcome.
         command_id: the command that settled it.
         answers: of user input, by the names of the wire.
+        reason: of user input that was cancelled, in the person's words.
         by: `user`, or `policy` where nobody decided.
     """
     kind = LogType.APPROVAL_RESOLVED if request.kind == "approval" else LogType.INPUT_SETTLED
-    body = present(request_id=request.request_id, decision=decision, by=by, command=command_id, answers=list(answers))
+    body = present(
+        request_id=request.request_id,
+        decision=decision,
+        by=by,
+        command=command_id,
+        answers=list(answers),
+        reason=reason,
+    )
     return LogRecord(
         type=kind,
         at=at,
@@ -111,7 +125,7 @@ def _approval_resolved(row: LogRow, body: Members, opening: LogRow | None) -> li
         itemId=row.item_id,
         turnId=row.turn_id,
         decision=body["decision"],
-        policyResult=_POLICY.get(body["decision"], "allow"),
+        policyResult="allow" if body["decision"].startswith("approved") else "deny",
         resolvedBy=body["by"],
         decidedByCommandId=body.get("command"),
         decidedAt=rfc3339(row.at),
@@ -126,7 +140,7 @@ def _input_settled(row: LogRow, body: Members, opening: LogRow | None) -> list[P
         "outcome": body["decision"],
         "answers": body["answers"],
         "clarification": None,
-        "reason": None,
+        "reason": body.get("reason"),
         "decidedByCommandId": body.get("command"),
         "decidedAt": rfc3339(row.at),
     }

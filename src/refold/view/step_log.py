@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from refold.canonical import decode
 from refold.records import AttemptStatus, Lane, LogRecord, LogRow, LogType
@@ -213,7 +213,7 @@ def child(step_id: str, *, ref: str, attempt: int, status: str, failure: tuple[s
     )
 
 
-def _tool_call(opened: LogRow, opening_body: Members, **members: object) -> Members:
+def _tool_call(opened: LogRow, opening_body: Members, **members: Any) -> Members:
     return item(
         opened.item_id,
         "toolCall",

@@ -7,7 +7,7 @@ exist as the input (`U-`) and the final answer (`A-`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from refold.canonical import decode
 from refold.records import LogRecord, LogRow, LogType
@@ -197,7 +197,7 @@ def _turn_unqueued(row: LogRow, body: Members, opening: LogRow | None) -> list[P
     return [("turn/unqueued", {"turnId": row.turn_id, "commandId": body["command"]})]
 
 
-def _workflow(opened: LogRow, opening_body: Members, **members: object) -> Members:
+def _workflow(opened: LogRow, opening_body: Members, **members: Any) -> Members:
     return item(
         f"W-{opened.turn_id}",
         "workflow",
@@ -211,7 +211,7 @@ def _workflow(opened: LogRow, opening_body: Members, **members: object) -> Membe
     )
 
 
-def _workflow_closed(row: LogRow, body: Members, opening: LogRow | None, **members: object) -> Part:
+def _workflow_closed(row: LogRow, body: Members, opening: LogRow | None, **members: Any) -> Part:
     opened = opened_by(row, opening)
     closed = _workflow(
         opened,

@@ -155,7 +155,7 @@ class Act:
         """The turn that ended last, as the client sees it."""
         return (self._client.state.last_turn or {}).get("turnId")
 
-    def until(self, what: str, turn: str, reached: Callable[[], T]) -> T:
+    def until(self, what: str, turn: str, reached: Callable[[], T | None]) -> T:
         """Returns what `reached` returns as soon as that is true.
 
         Raises DemoStuck when it takes too long, or when `turn` has ended without it.
@@ -196,7 +196,7 @@ def _planned(entries: tuple[Entry, ...]) -> int:
     return next((entry.planned for entry in entries if entry.planned is not None), 0)
 
 
-def _outcome(folder: Path, evidence: Evidence) -> Mapping[str, Json]:
+def _outcome(folder: Path, evidence: Evidence) -> dict[str, Json]:
     """All facts, as `--json` gives them and `draw` shows them."""
     facts, checks, final = step_facts(evidence), judge(evidence), evidence.finished["result_ref"]
     done = evidence.finished["status"] == "done"

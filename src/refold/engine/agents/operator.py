@@ -128,11 +128,11 @@ def report_of(work: Assignment, said: Said, value: Json, parts: Mapping[str, Jso
     read = _FORMATS[work.agent.spec.get("submit_format") or "fold"]
     answer = read(value) if parts is None else {"out": read(value), "parts": {k: read(v) for k, v in parts.items()}}
     checked = passed(answer, limit)
-    if not isinstance(checked.outcome, Pass):
+    if isinstance(checked.outcome, Failed):
         raise Unprocessable(checked.outcome.text, kind="answer_unusable")
     contract = work.agent.verdict
     wrong = violation(contract, answer) if said == "pass" else None
-    if wrong is not None:
+    if contract is not None and wrong is not None:
         raise Unprocessable(wrong, kind="contract_violated", channel=contract.channel, values=list(contract.values))
     return Report(_OUTCOMES[said](checked.outcome.value), checked.mended)
 

@@ -84,7 +84,7 @@ def raised(error: BaseException, limit: int) -> Failed:
     return Failed(f"{type(error).__name__}: {text[:limit]}" if text else type(error).__name__)
 
 
-def decoded(data: bytes) -> tuple[str, bool]:
+def decoded(data: bytes | bytearray) -> tuple[str, bool]:
     """The text of `data` with U+FFFD for bytes that are not UTF-8, and whether there were any."""
     try:
         return data.decode(), False
@@ -92,7 +92,7 @@ def decoded(data: bytes) -> tuple[str, bool]:
         return data.decode(errors="replace"), True
 
 
-def tail(data: bytes, limit: int) -> bytes:
+def tail(data: bytes | bytearray, limit: int) -> bytes | bytearray:
     """The last `limit` bytes of `data`, less the rest of a character that the cut went through."""
     if len(data) <= limit:
         return data

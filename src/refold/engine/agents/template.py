@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Final
 
 import msgspec
@@ -76,7 +76,7 @@ def _of_attempt(work: Assignment) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _file(text: str) -> Iterator[str]:
+def _file(text: str) -> Generator[str]:
     """The name of a private file with `text`, which is gone after the attempt."""
     with tempfile.NamedTemporaryFile(prefix="refold-system-", suffix=".md") as file:
         file.write(text.encode())

@@ -68,7 +68,7 @@ async def _answer(app: App, begun: Begun, body: Waiting, status: int) -> Reply:
     return status, ids | {"status": run.status} | _ending(run)
 
 
-def _ending(run: RunRecord) -> Mapping[str, Json]:
+def _ending(run: RunRecord) -> dict[str, Json]:
     result = shapes.result(run)
     if run.status == RunStatus.DONE:
         return {"final_ctx": result}
