@@ -35,10 +35,12 @@ import json, os, subprocess, sys
 ledger, given = sys.argv[1], json.load(sys.stdin)
 env = os.environ.get
 child = subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(30)"], stdout=-3, stderr=-3).pid
+born = lambda pid: open("/proc/%d/stat" % pid).read().rsplit(")", 1)[1].split()[19]
+alive = [[os.getpid(), born(os.getpid())], [child, born(child)]]
 def note(event):
     line = dict(event=event, run=env("REFOLD_RUN_ID"), ref=env("REFOLD_STEP_REF"), occ=env("REFOLD_OCCURRENCE"),
                 lane=env("REFOLD_LANE"), key=env("REFOLD_IDEMPOTENCY_KEY"), epoch=env("REFOLD_EPOCH"),
-                given=given, pid=os.getpid(), child=child)
+                given=given, alive=alive)
     fd = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(fd, (json.dumps(line) + "\n").encode())
     os.fsync(fd)
@@ -136,8 +138,13 @@ def step_of(line: dict[str, Any]) -> tuple[Any, ...]:
     return (line["run"], line["ref"], json.dumps(line["given"], sort_keys=True), line["lane"], line["occ"])
 
 
-def is_gone(pid: int) -> bool:
-    return not Path(f"/proc/{pid}/exe").exists()
+def is_gone(pid: int, born: str) -> bool:
+    """Whether the process that had this pid, and began then, is gone, or a zombie. A pid alone may be another's by now."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return stat[0] == "Z" or stat[19] != born
 
 
 def acknowledged(api: Api, runs: list[str]) -> set[str]:
@@ -163,8 +170,8 @@ def test_nothing_that_passed_is_lost_or_run_again_at_any_kill(server: Server, tm
         time.sleep(luck.uniform(0, 0.7))  # the moment of the kill is the test's input, not a wait for something
         seen = acknowledged(api, runs)
         server.kill()
-        pids = {pid for line in lines(ledger) for pid in (line["pid"], line["child"])}
-        within(2, lambda pids=pids: all(map(is_gone, pids)))
+        left = {(pid, born) for line in lines(ledger) for pid, born in line["alive"]}
+        within(2, lambda left=left: all(is_gone(pid, born) for pid, born in left))
         api = server.start()
         kept = acknowledged(api, runs)
         assert seen <= kept, f"acknowledged rows lost: {seen - kept}"

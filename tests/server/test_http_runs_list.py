@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from http_kit import Door, assign, blueprint, launching, opened, step
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from refold.records import RunRecord
@@ -77,7 +77,6 @@ asked = st.builds(
 )
 
 
-@settings(max_examples=300)
 @given(rows=rows, wanted=asked, limit=st.integers(1, 4), size=st.integers(1, 5), before=st.none() | st.integers(1, 14))
 def test_a_search_finds_what_a_plain_filter_finds(
     rows: list[tuple[str, dict[str, str], str | None]], wanted: Wanted, limit: int, size: int, before: int | None

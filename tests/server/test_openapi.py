@@ -222,13 +222,7 @@ def test_the_server_answers_as_the_document_says(row: Any, server: Server, known
     turns = itertools.count()
 
     @seed(5)
-    @settings(
-        max_examples=CASES,
-        phases=[Phase.generate],
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(QUICK)
     @given(case=described.as_strategy())
     def check(case: schemathesis.Case) -> None:
         turn = next(turns)

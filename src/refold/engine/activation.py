@@ -213,7 +213,7 @@ def cancel_idle(tx: Tx, run: RunRecord, at: int) -> None:
     """
     status = next_status(run.status, Verb.CANCEL)
     if run.status == RunStatus.PENDING and snapshot(run)["kick"].get("text") is not None:
-        unqueued = view.turn_unqueued(at, run=run.n, turn_id=run.turn_id, command=run.turn_id)
+        unqueued = view.turn_unqueued(at, run=run.n, turn_id=turn_of(run), command=turn_of(run))
         append_log(tx, run.session, [unqueued])
     retire_requests(tx, run, at)
     result = encode({"error": "cancelled"})
@@ -277,6 +277,12 @@ def snapshot(run: RunRecord) -> dict[str, Json]:
     """The launch snapshot of a Run that has one."""
     assert run.input_json is not None, "callers have asked lifecycle first"
     return decode(run.input_json)
+
+
+def turn_of(run: RunRecord) -> str:
+    """The present turn of a Run; of a pending one, the turn that it will be."""
+    assert run.turn_id is not None, "a kick names a turn, and so does every activation"
+    return run.turn_id
 
 
 def answer_text(ctx: Json) -> str:
@@ -357,7 +363,7 @@ def _end_attempts(tx: Tx, run: RunRecord, at: int) -> tuple[list[LogRecord], lis
                 view.step_completed(
                     at,
                     run=run.n,
-                    turn_id=run.turn_id,
+                    turn_id=turn_of(run),
                     step_id=attempt.step_id,
                     origin=attempt.opened,
                     outcome=AttemptStatus.CANCELLED,
@@ -375,7 +381,7 @@ def _closing(
 ) -> LogRecord:
     members: dict[str, Any] = {
         "run": run.n,
-        "turn_id": run.turn_id,
+        "turn_id": turn_of(run),
         "origin": run.opened,
         "ms": max(0, at - run.activated_at),
         "children": children,

@@ -84,7 +84,7 @@ class Work(msgspec.Struct, kw_only=True):
     allowed_by: RequestRow | None = None
     """The answer that allows the step, until its first attempt is on record."""
     current: Try | None = None
-    status: str | None = None
+    status: AttemptStatus | None = None
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
 

@@ -252,7 +252,7 @@ class FlowMachine:
         for strand in list(self._open.values()):
             self._cancel(strand)
 
-    _REQUESTS: ClassVar[Mapping[type, Callable[[FlowMachine, Strand, Any], None]]] = {Ask: _ask, Fork: _fork}
+    _REQUESTS: ClassVar[Mapping[type, Callable[..., None]]] = {Ask: _ask, Fork: _fork}
 
 
 def _dispatcher_error(ref: str, why: str) -> FlowError:

@@ -66,7 +66,7 @@ class InitializeParams(Params, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits(Caps, frozen=True):
+class Limits(Caps):
     """What one connection may cost. The numbers are announced in the result of `initialize`.
 
     Attributes:

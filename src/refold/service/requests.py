@@ -79,7 +79,7 @@ class Requests:
         def read(reader: Reader) -> list[tuple[RequestRow, Json]]:
             session = find_session(reader, session_id)
             still = reader.find(RequestRow, session=session.n, status=RequestStatus.OPEN)
-            return [(each, self._log.frame(reader, session, each.opened, 1)["params"]) for each in still]
+            return [(each, self._log.asked(reader, session, each.opened)["params"]) for each in still]
 
         return await self._store.read(read)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any, Final
 
 import msgspec
 import structlog
 
 from refold import view
-from refold.canonical import decode
+from refold.canonical import canonical, decode
 from refold.engine.activation import snapshot
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor
@@ -28,7 +29,7 @@ from refold.errors import (
     RefoldError,
     ViewTruncated,
 )
-from refold.records import LogRecord, LogRow, LogType, RunRecord, RunStatus, SessionRecord, ValueRow
+from refold.records import FRAMES, LogRecord, LogRow, LogType, RunRecord, RunStatus, SessionRecord, ValueRow
 from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger, later
 from refold.service.tasks import NewTask, Tasks
@@ -254,28 +255,26 @@ class Sessions:
         session = find_session(reader, session_id)
         head = self._log.head(reader, session)
         after, held = self._log.position(reader, session, head if cursor is None else cursor)
-        state = self._log.state(reader, session)
-        queued = queued_turns(reader, session)
         anchor = Anchor.ABSENT if cursor is None else Anchor.HELD if held else Anchor.STALE
-        boundary = boundaries.latest(reader, session)
-        sizes: dict[Rung, int] = view.weigh(state, queued)
-        if boundary is not None:
-            sizes[Rung.ANCHORED] = boundary.size
         rungs = view.attempts(preference, anchor, exclude_items)
-        rung = view.choose(rungs, self._settings.history_budget_bytes, sizes.get)
-        payload: Json = None
-        if rung is Rung.ANCHORED and boundary is not None:
-            usable = boundaries.load(reader, self._log, session, boundary)
-            if usable is None:  # damaged or missing: the rung does not exist, and is not made up for it
-                del sizes[Rung.ANCHORED]
-                rung = view.choose(rungs, self._settings.history_budget_bytes, sizes.get)
-            else:
-                payload, after = usable.snapshot, Position(boundary.seq, boundaries.BOUNDARY_FRAME)
+        boundary = self._usable(reader, session) if Rung.ANCHORED in rungs else None
+        begin = None if boundary is None else partial(boundaries.seeded, boundary)
+        state = self._log.state(reader, session, begin)
+        queued = queued_turns(reader, session)
+        weights = cache(lambda: view.weigh(state, queued))  # asked only if no rung before it is taken
+
+        def size(rung: Rung) -> int | None:
+            if rung is not Rung.ANCHORED:
+                return weights()[rung]
+            return None if boundary is None else boundary.size + len(canonical(queued)) - len("[]")
+
+        rung = view.choose(rungs, self._settings.history_budget_bytes, size)
         if rung is None:
             raise self._truncated(reader, session)
-        if rung in _PAYLOADS:
-            payload = _PAYLOADS[rung](state, queued)
-        if anchor is Anchor.STALE and rung is not Rung.ANCHORED:
+        payload: Json = _PAYLOADS[rung](state, queued) if rung in _PAYLOADS else None
+        if rung is Rung.ANCHORED and boundary is not None:
+            payload, after = _with_queue(boundary.snapshot, queued), boundary.position
+        elif anchor is Anchor.STALE:
             after = self._log.position(reader, session, head)[0]
         return Served(
             info=self._info(session),
@@ -284,6 +283,13 @@ class Sessions:
             last_turn=state.last_turn,
             after=after,
         )
+
+    def _usable(self, reader: Reader, session: SessionRecord) -> boundaries.Boundary | None:
+        """The latest boundary, if it fits and can be read back: a rung that does not exist is not made up for it."""
+        row = boundaries.latest(reader, session)
+        if row is None or row.size > self._settings.history_budget_bytes:
+            return None
+        return boundaries.load(reader, self._log, session, row)
 
     def _held(self, reader: Reader, session: SessionRecord, cursor: str) -> Position:
         """The position of a cursor that must be held; raises ViewTruncated for one behind the floor."""
@@ -307,14 +313,20 @@ class Sessions:
 
         def effect(tx: Tx) -> Json:
             session = find_session(tx, session_id)
-            before = boundaries.latest(tx, session)
-            if before is not None and before.seq == session.seq:
+            if not self._log.after(tx, session, self._compacted_to(tx, session), 1):
                 return {"status": "noop", "reason": "no_compactable_history"}
             self._install(tx, session, view.compacted(at, trigger="manual", command=command_id))
             return {"status": "accepted"}
 
         answer, _ = await self._ledger.apply(command_id, "session/compact", params, effect, at=at)
         return answer
+
+    def _compacted_to(self, reader: Reader, session: SessionRecord) -> Position:
+        """What a new boundary must have events after: the latest one, or the record that created the Session."""
+        row = boundaries.latest(reader, session)
+        if row is not None:
+            return Position(row.seq, boundaries.BOUNDARY_FRAME)
+        return max(self._log.floor(reader, session), Position(1, FRAMES[LogType.SESSION_CREATED] - 1))
 
     def watch(self, heads: Mapping[int, int]) -> None:
         """Takes note of what a commit appended, and has Sessions compact that have grown enough."""
@@ -341,8 +353,9 @@ class Sessions:
                 return
             before = boundaries.latest(tx, session)
             events = session.seq - (before.seq if before is not None else 0)
-            items = len(self._log.fold(tx, session).items)
-            if events >= self._settings.compact_events and events * 4 >= items:
+            if events < self._settings.compact_events:
+                return
+            if events * 4 >= len(self._log.fold(tx, session).items):
                 self._install(tx, session, view.compacted(at, trigger="auto"))
 
         await self._store.write(grown)
@@ -375,7 +388,8 @@ class Sessions:
         def read(reader: Reader) -> str:
             session = find_session(reader, session_id)
             row = boundaries.latest(reader, session)
-            if row is None:
+            cursor = None if row is None else boundaries.cursor_of(reader, self._log, session, row)
+            if cursor is None:
                 raise BoundaryPruned(
                     "no boundary was ever installed in this session",
                     kind="no_boundary",
@@ -383,7 +397,7 @@ class Sessions:
                     anchor=None,
                     latest_boundary_cursor=None,
                 )
-            return boundaries.cursor_of(reader, self._log, session, row)
+            return cursor
 
         cursor = await self._store.read(read)
         return await self.page(session_id, cursor, limit, backward=False), cursor
@@ -398,7 +412,8 @@ class Sessions:
                 raise self._truncated(reader, session)
             if backward:
                 frames = self._log.before(reader, session, at, limit)
-                more = bool(frames) and frames[0][1]["params"]["prevCursor"] is not None
+                earliest = self._log.earliest(reader, session)
+                more = bool(frames) and frames[0][1]["params"]["prevCursor"] not in (None, earliest)
                 edge = frames[0] if more else None
             else:
                 frames = self._log.after(reader, session, at or view.GENESIS, limit)
@@ -531,9 +546,14 @@ def queued_turns(reader: Reader, session: SessionRecord) -> list[Json]:
     return shown
 
 
+def _with_queue(snapshot: Json, queued: list[Json]) -> Json:
+    """The snapshot of a boundary with the turns that wait today: they are no events, so no suffix would tell them."""
+    return snapshot | {"state": snapshot["state"] | {"queuedTurns": queued}}
+
+
 _PAYLOADS: Mapping[Rung, Any] = {
     Rung.INLINE: lambda state, queued: list(state.items.values()),
     Rung.SNAPSHOT: lambda state, queued: view.view_snapshot(state, queued),
     Rung.ELIDED: lambda state, queued: view.elide(view.view_snapshot(state, queued)),
 }
-"""What each rung serves. An anchored snapshot needs a boundary, which no Session has yet."""
+"""What each rung serves that a fold alone can serve; an anchored snapshot is that of its boundary."""

@@ -184,15 +184,21 @@ def prune(tx: Tx, session: SessionRecord, *, retain_events: int, keep_boundaries
     so do the openings of items that are still open, without which their closing could not be shown.
     """
     rows = tx.find(BoundaryRow, session=session.n, pruned=False, newest_first=True)
-    for row in rows[keep_boundaries:]:
-        tx.update(BoundaryRow, (row.session, row.seq), pruned=True)
-    if not retain_events:
-        return
-    for row in rows[:keep_boundaries]:
-        before = _last_framed(tx, session, row.seq)
+    floor = _new_floor(tx, session, rows[:keep_boundaries], retain_events) if retain_events else session.floor
+    if floor > session.floor:
+        _take_away(tx, session, floor)
+    for n, row in enumerate(rows):
+        if n >= keep_boundaries or row.seq < floor:
+            tx.update(BoundaryRow, (row.session, row.seq), pruned=True)
+
+
+def _new_floor(reader: Reader, session: SessionRecord, rows: list[BoundaryRow], retain_events: int) -> int:
+    """The row before the newest boundary that has as many rows behind it as must stay; else the floor as it is."""
+    for row in rows:
+        before = _last_framed(reader, session, row.seq)
         if before is not None and session.floor < before.seq <= session.seq - retain_events:
-            _take_away(tx, session, before.seq)
-            return
+            return before.seq
+    return session.floor
 
 
 def _take_away(tx: Tx, session: SessionRecord, floor: int) -> None:

@@ -88,7 +88,7 @@ class SessionLog:
 
     def earliest(self, reader: Reader, session: SessionRecord) -> str | None:
         """The cursor of the earliest position that is held; None if everything is retained."""
-        floor = self._floor(reader, session)
+        floor = self.floor(reader, session)
         return None if floor == GENESIS else self.cursor(reader, session, floor)
 
     def cursor(self, reader: Reader, session: SessionRecord, position: Position) -> str | None:
@@ -96,8 +96,8 @@ class SessionLog:
         row = reader.get(LogRow, session.n, position.seq)
         return None if row is None else self.mint(session)(position, row.hash[:CHAIN_BYTES])
 
-    def _floor(self, reader: Reader, session: SessionRecord) -> Position:
-        """The earliest position that is held: every event after it is retained."""
+    def floor(self, reader: Reader, session: SessionRecord) -> Position:
+        """The earliest position that is held, `GENESIS` if everything is retained."""
         row = reader.get(LogRow, session.n, session.floor) if session.floor else None
         return GENESIS if row is None else Position(row.seq, row.frames - 1)
 
@@ -138,7 +138,7 @@ class SessionLog:
     def before(self, reader: Reader, session: SessionRecord, position: Position | None, limit: int) -> Frames:
         """The last `limit` frames strictly before `position` (None: before the end), ascending."""
         until = position if position is not None else Position(session.seq + 1, 0)
-        floor, wanted = self._floor(reader, session), limit + 2
+        floor, wanted = self.floor(reader, session), limit + 2
         while True:
             found = reader.log_before(session.n, until.seq + 1, wanted)
             rows = [row for row in found if row.seq >= session.floor]
@@ -153,14 +153,15 @@ class SessionLog:
         return list(self._walk(reader, session, first, start, until))
 
     def state(
-        self, reader: Reader, session: SessionRecord, begin: tuple[ViewState, Position] | None = None
+        self, reader: Reader, session: SessionRecord, begin: Callable[[], tuple[ViewState, Position]] | None = None
     ) -> ViewState:
         """The fold of the whole view as `reader` sees it. Do not change it: later reads go on from it.
 
-        For committed data only: inside a transaction that may yet fail, use `fold`. `begin` is where a fold may begin
-        that the caller has at hand anyway.
+        For committed data only: inside a transaction that may yet fail, use `fold`. `begin` gives where a fold may
+        begin, from what the caller has at hand anyway.
         """
-        state, position = self._states.pop(session.n, None) or begin or self._start(reader, self, session)
+        kept = self._states.pop(session.n, None)
+        state, position = kept or (self._start(reader, self, session) if begin is None else begin())
         self._states[session.n] = (state, self._caught_up(reader, session, state, position))
         while len(self._states) > KEPT_STATES:
             del self._states[next(iter(self._states))]

@@ -6,8 +6,9 @@ each; one that raises is undone in reverse.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -85,9 +86,13 @@ class _MemoryTx:
         newest_first: bool = False,
         **equals: Any,
     ) -> list[R]:
+        names, rows = TABLES[kind].key, self._tables.rows[kind]
+        if equals.keys() >= set(names):  # one row at most, and no need to look at the others
+            named = tuple(equals[name] for name in names)
+            rows = {named: rows[named]} if named in rows else {}
         found = [
             key
-            for key, row in self._tables.rows[kind].items()
+            for key, row in rows.items()
             if (not after or key[-1] > after)
             and (before is None or key[-1] < before)
             and all(getattr(row, name) == value for name, value in equals.items())
@@ -99,19 +104,20 @@ class _MemoryTx:
         return len(self.find(kind, **equals))
 
     def log(self, session: int, after: int, limit: int | None = None) -> list[LogRow]:
-        rows, log = [], self._tables.rows[LogRow]
-        while limit is None or len(rows) < limit:
-            row = log.get((session, after + len(rows) + 1))
-            if row is None:
-                break
-            rows.append(row)
-        return rows  # type: ignore[return-value]
+        return list(itertools.islice(self._log(session, range(after + 1, self._head(session) + 1)), limit))
 
     def log_before(self, session: int, before: int, limit: int) -> list[LogRow]:
+        last = min(before - 1, self._head(session))
+        return list(itertools.islice(self._log(session, range(last, 0, -1)), limit))[::-1]
+
+    def _head(self, session: int) -> int:
         owner = self.get(SessionRecord, session)
-        last = min(before - 1, owner.seq if owner else 0)
-        first = max(0, last - limit)
-        return self.log(session, first, last - first)
+        return owner.seq if owner is not None else 0
+
+    def _log(self, session: int, seqs: Iterable[int]) -> Iterator[LogRow]:
+        """The rows at these places, but for those that retention has taken."""
+        log = self._tables.rows[LogRow]
+        return (row for seq in seqs if (row := log.get((session, seq))) is not None)  # type: ignore[misc]
 
     def insert(self, row: R) -> R:
         kind = type(row)

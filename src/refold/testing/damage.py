@@ -13,7 +13,7 @@ import pytest
 from refold.canonical import encode
 from refold.errors import StoreDamaged
 from refold.records import CutRow, DecisionRow, ReplayRow, Row, RunRecord, ValueRow, seal
-from refold.store import expanded, put_json, verify_replay
+from refold.store import Reader, expanded, put_json, verify_replay
 from refold.store.audit import replay_rows
 from refold.testing.history import StoreFactory, advance, begin, cut, reopened
 
@@ -110,9 +110,14 @@ class DamageConformance:
         return run, rows
 
     async def _is_refused(self, factory: StoreFactory, run: RunRecord) -> None:
+        def verify(reader: Reader) -> None:
+            head = reader.get(RunRecord, run.n)
+            assert head is not None
+            verify_replay(head, replay_rows(reader, run.n))
+
         store = await factory.open()
         with pytest.raises(StoreDamaged):
-            await store.read(lambda reader: verify_replay(reader.get(RunRecord, run.n), replay_rows(reader, run.n)))
+            await store.read(verify)
         await store.close()
 
 

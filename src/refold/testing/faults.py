@@ -150,7 +150,7 @@ class PowerVFS(apsw.VFS):
         super().xDelete(filename, syncdir)
         if path in self._files:
             self._deleted[path] = self._files.pop(path)
-        if sync_directory:
+        if syncdir:
             self._deleted.clear()
 
     def begin(self, kind: str, path: Path) -> None:

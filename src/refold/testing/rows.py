@@ -82,7 +82,7 @@ class RowConformance:
             inside = [row for row in ordered if row.ordinal > after and (before is None or row.ordinal < before)]
             for equals in ({}, {"run": 1}, {"ended_at": None}, {"ended_at": 6, "run": 0}, {"run": 7}):
                 expected = [row for row in inside if _has(row, equals)]
-                asked = {**window, **equals}
+                asked: dict[str, Any] = {**window, **equals}
                 found = await store.read(lambda reader, asked=asked: reader.find(AttemptRow, **asked))
                 assert found == (expected[::-1] if newest_first else expected)[:limit], asked
         for equals in ({}, {"run": 1}, {"ended_at": None}, {"run": 7}):

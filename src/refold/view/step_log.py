@@ -214,6 +214,7 @@ def child(step_id: str, *, ref: str, attempt: int, status: str, failure: tuple[s
 
 
 def _tool_call(opened: LogRow, opening_body: Members, **members: Any) -> Members:
+    assert opened.item_id is not None, "a row that opens an item names it"
     return item(
         opened.item_id,
         "toolCall",
