@@ -139,7 +139,7 @@ def step_of(line: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def is_gone(pid: int, born: str) -> bool:
-    """Whether the process that had this pid, and began then, is gone, or a zombie. A pid alone may be another's by now."""
+    """Whether the process that had this pid, and began then, is gone or a zombie: a pid may be another's by now."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
     except (FileNotFoundError, ProcessLookupError):
