@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from strategies import json_values
 
-from refold.canonical import decode, encode
+from refold.canonical import encode
 from refold.errors import StoreDamaged
 from refold.flowir import path, read_all
 from refold.flowir.snapshots import REPEATED_BYTES, Writer, dispatch_ctx

@@ -84,7 +84,8 @@ def watch(
         waiting = False
         try:
             session_id = session_id or _session_of(api, session)
-            for frame in _stream(api, session_id, after, follow=True):
+            over = session.startswith("R-") and _has_ended(api, session)  # then there is nothing to wait for
+            for frame in _stream(api, session_id, after, follow=not over):
                 sys.stdout.write((encode(frame) if jsonl else _line(frame)) + "\n")
                 sys.stdout.flush()
                 after = frame["params"].get("viewCursor", after)
@@ -92,6 +93,8 @@ def watch(
                     _keep(cursor_file, after)
                 if _is_the_end(api, session, frame):
                     return 0
+            if over:
+                return 0
         except Unreachable as gone:
             say(f"{gone.message}; going on from the last cursor")
             time.sleep(AGAIN_SECS)
@@ -128,7 +131,11 @@ def _is_the_end(api: Api, watched: str, frame: Json) -> bool:
     """Whether a watched Run has ended by this event; a Session is watched until Ctrl-C."""
     if not watched.startswith("R-") or frame["method"] != "turn/completed":
         return False
-    return api.get(f"/v1/runs/{watched}")["status"] not in ("running", "pending")
+    return _has_ended(api, watched)
+
+
+def _has_ended(api: Api, run_id: str) -> bool:
+    return api.get(f"/v1/runs/{run_id}")["status"] not in ("running", "pending")
 
 
 def _keep(file: Path, cursor: str) -> None:
