@@ -168,7 +168,7 @@ async def test_a_poll_whose_client_has_gone_takes_nothing(door: Door) -> None:
         sent.append(message)
 
     gone.put_nowait({"type": "http.request", "body": b"", "more_body": False})
-    scope = {**_scope("http", f"/v1/operators/{sid}/next", token, "wait_secs=20"), "method": "GET"}
+    scope = {**_scope("http", f"/v1/operators/{sid}/next", token, "wait_secs=60"), "method": "GET"}
     poll = asyncio.create_task(door.asgi(scope, gone.get, send))
     while not door.app.operators.counts()["present"]:
         await asyncio.sleep(0)
@@ -429,6 +429,14 @@ async def test_a_socket_is_told_when_its_work_is_over_without_it(door: Door) -> 
         refused = await wire.submit(offer)
         assert (refused["type"], refused["code"], refused["kind"]) == ("refused", 410, "run_over")
         assert (refused["step_id"], refused["status"]) == (offer["step_id"], "cancelled")
+
+
+async def test_what_an_operator_submits_over_another_door_is_not_gone_to_its_socket(door: Door) -> None:
+    sid, token = await door.attach()
+    async with Wire(door, sid, token) as wire:
+        await door.launch(at_once("a", "b"))
+        await door.submit(await wire.offer(), token=token)
+        assert (await wire.offer())["directive"] == "b"
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from refold.server.rpc import Peer, PeerGone, Rpc
 from refold.service.app import App, Settings
 from refold.service.tasks import NewTask
 from refold.store import MemoryStore, Reader, SqliteStore, Store
-from refold.store.memory import Tables
 from refold.store.audit import audit
+from refold.store.memory import Tables
 
 Json = Any
 Frame = dict[str, Json]
@@ -269,6 +269,8 @@ class Line:
         """Where in `frames` the answer to the last call is."""
         self.ready = asyncio.Event()
         self.ready.set()
+        self.lag: Callable[[], int] = lambda: 0
+        """How many turns of the loop the client takes for the next frame."""
         self._says_initialized = initialized
         self._stuck = 0
         self._gone = False
@@ -291,6 +293,8 @@ class Line:
         self._stuck += 1
         self._moved.set()
         await self.ready.wait()
+        for _ in range(self.lag()):
+            await asyncio.sleep(0)
         self._stuck -= 1
         if self._gone:
             raise PeerGone

@@ -251,6 +251,21 @@ async def test_an_operator_that_is_ended_holds_nothing_and_its_polls_learn_it(ap
         await app.operators.detach(operator.sid)
 
 
+async def test_an_operator_that_is_ended_stays_so_and_so_learns_a_poll_that_holds_nothing(
+    house: House, crew: Crew
+) -> None:
+    app = await house.open()
+    operator, token = await app.operators.attach()
+    waiting = asyncio.create_task(offered(app, operator.sid))
+    while not app.operators.all()[0].present:
+        await asyncio.sleep(0)
+    await app.operators.detach(operator.sid)
+    with pytest.raises(NotFound, match="there is no operator"):
+        await waiting
+    app = await house.reboot(app)
+    assert app.operators.all() == [] and app.operators.sid_of(token) is None
+
+
 async def test_a_step_of_an_operator_takes_no_slot_and_waits_for_none(house: House, crew: Crew) -> None:
     app = await house.open(max_concurrent_steps=1)
     crew.hold("busy")

@@ -34,11 +34,14 @@ from refold.errors import CommitFailed
 from refold.flowir import Failed, Pass
 from refold.records import LogRow, LogType, RunRecord, SessionRecord
 from refold.service.app import App
-from refold.service.sessions import find_session
+from refold.service.sessions import ViewSettings, find_session
 from refold.session import Batch, Subscription
 from refold.store import Reader, append_log
 
 pytestmark = pytest.mark.anyio
+
+UNCOMPACTED = ViewSettings(compact_events=1_000_000)
+"""Sessions that do not compact by themselves, where a test counts their rows."""
 
 MARKERS = 650
 """More rows without a frame than one read of the log takes."""
@@ -61,7 +64,7 @@ def long_text(work: Assignment) -> Report:
 
 @pytest.fixture
 async def app(house: House, crew: Crew) -> AsyncIterator[App]:
-    app = await house.open()
+    app = await house.open(view=UNCOMPACTED)
     crew.acts |= {"big": long_text, "shy": lambda work: Report(Failed("shy"))}
     await app.blueprints.add(RICH)
     yield app
@@ -151,22 +154,11 @@ async def test_slow_readers_of_a_fast_writer_get_everything_once(app: App, crew:
             await reader.__aenter__()
             await reader.resume(session, cursor=cursor_of(kept[start]))
 
-        async def dawdle(reader: Line, chance: random.Random) -> None:
-            while True:
-                reader.ready.clear()
-                for _ in range(chance.randrange(40)):
-                    await asyncio.sleep(0)
-                reader.ready.set()
-                for _ in range(chance.randrange(4)):
-                    await asyncio.sleep(0)
-
-        slow = [asyncio.create_task(dawdle(each, random.Random(seed * 10 + n))) for n, each in enumerate(readers[1:])]
+        for reader in readers[1:]:
+            reader.lag = lambda: chance.randrange(12)
         turns = [(await writer.turn(session, str(n)))["turnId"] for n in range(6)]
         for reader in readers:
             await reader.turn_ended(turns[-1])
-        for task in slow:
-            task.cancel()
-        await asyncio.gather(*slow, return_exceptions=True)
         page = await writer.page(session)
         for reader, start in zip(readers, starts, strict=True):
             assert reader.pushed(session) == page[start + 1 :]
@@ -256,7 +248,7 @@ async def test_what_is_served_is_what_is_reported_at_every_budget(
     assert len(sizes) == 3, "the forms differ in size, or the test shows nothing"
     budgets = {0, 64, *(size + more for size in sizes for more in (-1, 0, 1)), 4 * 1024 * 1024}
     for budget in sorted(budgets):
-        app = await house.reboot(app, history_budget_bytes=budget)
+        app = await house.reboot(app, view=ViewSettings(history_budget_bytes=budget))
         async with Line(app) as line:
             answer = await line.resume(session, history=preference)
             assert answer["history"] == served_within(budget, forms, preference)
@@ -381,7 +373,7 @@ async def test_rows_without_a_frame_break_nothing(house: House, app: App, crew: 
         assert page[: len(before)] == before
         assert [frame["params"]["prevCursor"] for frame in page] == [None, *map(cursor_of, page[:-1])]
         assert line.pushed(session) == page[2:]
-    app = await house.reboot(app)
+    app = await house.reboot(app, view=UNCOMPACTED)
     async with Line(app) as line:
         assert await line.page(session) == page
         for limit in (1, 3, 1000):

@@ -134,8 +134,8 @@ def _modes(home: Home) -> list[str]:
 def _audit(path: Path) -> list[str]:
     if not path.exists():
         return []
+    from refold.store import SqliteStore
     from refold.store.audit import audit
-    from refold.store.sqlite import SqliteStore
 
     try:
         return [*SqliteStore.quick_check(path), *asyncio.run(SqliteStore.peek(path, audit))]

@@ -84,7 +84,7 @@ class Work(msgspec.Struct, kw_only=True):
     allowed_by: RequestRow | None = None
     """The answer that allows the step, until its first attempt is on record."""
     current: Try | None = None
-    status: AttemptStatus | None = None
+    status: str | None = None
     task: asyncio.Task[None] | None = None
     timer: asyncio.TimerHandle | None = None
 
@@ -280,7 +280,7 @@ class Driver:
         if work.task is not None:
             self._cancel(work.dispatch.ref, work.task)
             self._leaving.add(work.task)
-        self._scribe.abandoned(work.current, work.status or AttemptStatus.CANCELLED)
+        self._scribe.abandoned(work.current, AttemptStatus(work.status or AttemptStatus.CANCELLED))
 
     # -- acting -------------------------------------------------------------------------------------------------------
 

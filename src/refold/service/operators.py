@@ -3,8 +3,8 @@
 An operator attaches once and gets an id and a token of its own; both outlive its connections and our restarts, until
 somebody ends them. It takes offers one after the other, by long poll or over an open socket.
 
-*Held.* What an operator took is offered to nobody else while it is *present*: while a poll waits, while its socket is
-open, and for `lease_secs` after it was last heard of. Then it is offered again, as the same attempt; what the operator
+*Held.* What an operator took is offered to nobody else while it is *present*, that is while a poll of it waits or its
+socket is open, and for `lease_secs` after that. Then it is offered again, as the same attempt; what the operator
 submits late counts nevertheless, if it comes first.
 
 *Lost.* An answer to a poll may get lost on the way. So a poll names the steps that its operator is at work on

@@ -91,8 +91,8 @@ class Submissions:
         self._limit = limit
         self._settling: set[Key] = set()
 
-    async def submit(self, said: Submission, sid: str | None = None) -> Accepted:
-        """Settles an attempt. `sid` is the operator that submits, None for the server's own token.
+    async def submit(self, said: Submission, by: str | None = None) -> Accepted:
+        """Settles an attempt. `by` is who submits: an operator's id, or whoever else has a token.
 
         Whoever submits first is heard, also an operator whose lease ran out: what was done is not thrown away.
         Raises as the table above says; CommitFailed if the store could not write it.
@@ -102,13 +102,14 @@ class Submissions:
         if offer is None:
             raise await self._refusal(key)
         report = report_of(offer.work, said.outcome, said.value, said.parts, self._limit)
-        offer.settle(report, sid)
+        offer.settle(report, by)
         self._settling.add(key)
         try:
             attempt = await self._ended(offer.work.run_id, key)
         finally:
             self._settling.discard(key)
-        if attempt.status != (status := status_of(report)):  # cancelled, timed out or cut off before it could be written
+        status = status_of(report)
+        if attempt.status != status:  # cancelled, timed out or cut off before it could be written
             raise await self._refusal(key)
         return Accepted(run_id=offer.work.run_id, step_id=key[0], attempt=key[1], status=status)
 

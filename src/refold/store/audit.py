@@ -81,11 +81,14 @@ def _passes_are_what_passed(reader: Reader) -> Iterator[str]:
 
 def _attempts_are_shown(reader: Reader) -> Iterator[str]:
     """Law 3: no attempt without the record that opens its item, no Pass without the one that closes it."""
+    floors = {session.n: session.floor for session in reader.find(SessionRecord)}
     for run in reader.find(RunRecord):
         log = reader.log(run.session, 0)
         opened = {row.seq: row.item_id for row in log if row.type == LogType.STEP_DISPATCHED}
         closed = {row.origin for row in log if row.type == LogType.STEP_COMPLETED}
         for attempt in reader.find(AttemptRow, run=run.n):
+            if attempt.opened < floors.get(run.session, 0):
+                continue  # retention takes records away, never attempts
             if opened.get(attempt.opened) != attempt.step_id:
                 yield f"{run.run_id}: attempt {attempt.ordinal} is opened by no record"
             if attempt.status == AttemptStatus.PASSED and attempt.opened not in closed:

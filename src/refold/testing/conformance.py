@@ -29,6 +29,7 @@ from refold.records import (
     DecisionRow,
     LogRow,
     ReplayRow,
+    RequestRow,
     Row,
     RunRecord,
     RunStatus,
@@ -36,7 +37,7 @@ from refold.records import (
     TaskRecord,
     ValueRow,
 )
-from refold.store import Reader, Tx, append_log
+from refold.store import Question, Reader, Tx, append_log
 from refold.store.audit import audit
 from refold.store.base import TABLES
 from refold.testing.damage import DamageConformance
@@ -52,6 +53,7 @@ from refold.testing.history import (
     next_step,
     note,
     reopened,
+    sample,
 )
 from refold.testing.rows import RowConformance
 
@@ -164,14 +166,27 @@ class StoreConformance(RowConformance, DamageConformance):
         assert await store.commit(msgspec.structs.replace(step, opens=(retry,))) == (3,)
         assert factory.raw_get(AttemptRow, run.n, 2) == retry.attempt
 
-    @pytest.mark.parametrize("part", ["passes", "decisions", "opens"])
+    async def test_a_commit_opens_questions_and_consumes_answers(self, factory: StoreFactory) -> None:
+        store = await factory.open()
+        run = await begin(store)
+        await advance(store, run.n)
+        step = await store.read(lambda reader: next_step(reader, run.n, questions=(_question("first"),)))
+        assert await store.commit(step) == (3,)
+        store = await reopened(factory, store)
+        (asked,) = await store.read(lambda reader: reader.find(RequestRow))
+        assert asked == msgspec.structs.replace(step.questions[0].request, n=asked.n, opened=4)
+        await store.commit(await store.read(lambda reader: next_step(reader, run.n, consumed=(asked.n,))))
+        store = await reopened(factory, store)
+        assert factory.raw_get(RequestRow, asked.n) == msgspec.structs.replace(asked, consumed=True)
+
+    @pytest.mark.parametrize("part", ["passes", "decisions", "opens", "questions"])
     async def test_a_commit_that_cannot_write_a_part_writes_nothing(self, factory: StoreFactory, part: str) -> None:
         store = await factory.open()
         run = await begin(store)
         for _ in range(2):
             await advance(store, run.n)
         before = await store.read(_everything)
-        again = await store.read(lambda reader: next_step(reader, run.n))
+        again = await store.read(lambda reader: next_step(reader, run.n, questions=(_question("once"),)))
         twice = msgspec.structs.replace(again, **{part: getattr(again, part) * 2}, values=(filled(ValueRow),))
         with pytest.raises(StoreError):
             await store.commit(twice)
@@ -280,6 +295,10 @@ class StoreConformance(RowConformance, DamageConformance):
             await store.write(lambda tx: (append_log(tx, run.session, [note("x")]), fail()))
         await advance(store, other.n)
         assert (heads, early) == ([(run.session, 3), (other.session, 1)], [])
+
+
+def _question(request_id: str) -> Question:
+    return Question(request=sample(RequestRow, request_id=request_id), record=note("asked"))
 
 
 def _everything(reader: Reader) -> dict[type[Row], list[Row]]:

@@ -257,7 +257,15 @@ def _inside(ctx: Json, perform: Callable[[], Json]) -> Json:
 # -- report -----------------------------------------------------------------------------------------------------------
 
 
-_NOTHING: Final[Mapping[str, Json]] = {"files": 0, "lines": 0, "words": 0, "bytes": 0, "binary": 0, "unreadable": 0, "frequent": {}}
+_NOTHING: Final[Mapping[str, Json]] = {
+    "files": 0,
+    "lines": 0,
+    "words": 0,
+    "bytes": 0,
+    "binary": 0,
+    "unreadable": 0,
+    "frequent": {},
+}
 
 
 def report_step(work: str, given: Json) -> Json:
