@@ -27,7 +27,7 @@ def _raised(kind: type[RefoldError]) -> RefoldError:
 
 
 def test_the_tree_is_drawn_as_it_is() -> None:
-    drawn = re.findall(r"^ +([│ ]*)[├└]── (\w+)", errors.__doc__, re.MULTILINE)
+    drawn = re.findall(r"^ {4}((?:│ {3}| {4})*)[├└]── (\w+)", errors.__doc__, re.MULTILINE)
     parents = {0: "RefoldError"}
     found = set()
     for indent, name in drawn:

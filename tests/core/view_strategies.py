@@ -8,9 +8,12 @@ from functools import partial
 from operator import length_hint
 from typing import Any
 
+import msgspec
 from hypothesis import strategies as st
 
-from refold.records import AttemptStatus, LogRecord, LogRow, genesis, seal_log
+from refold.canonical import encode
+from refold.records import AttemptStatus, LogRecord, LogRow, RequestRow, genesis, seal_log
+from refold.testing.history import sample
 from refold.view import (
     Frame,
     Mint,
@@ -19,9 +22,13 @@ from refold.view import (
     ViewState,
     apply,
     child,
+    compacted,
     frames_after,
     minter,
     model_changed,
+    name_changed,
+    request_opened,
+    request_settled,
     session_created,
     session_resumed,
     step_completed,
@@ -57,6 +64,8 @@ class Log:
     rows: list[LogRow] = field(default_factory=list)
     turn: LogRow | None = None
     steps: dict[str, LogRow] = field(default_factory=dict)
+    asked: dict[str, RequestRow] = field(default_factory=dict)
+    """The requests that are open, by the steps that wait for them."""
 
     def append(self, record: LogRecord) -> LogRow:
         """Seals `record` into the next place."""
@@ -110,6 +119,14 @@ def _resume(pick: Pick, log: Log) -> None:
 def _model(pick: Pick, log: Log) -> None:
     model = pick(["echo", "nap", "inline:0a"])
     log.append(model_changed(log.now, model=model, source="user", command=uuid7(len(log.rows))))
+
+
+def _name(pick: Pick, log: Log) -> None:
+    log.append(name_changed(log.now, name=pick(SHORT), command=uuid7(len(log.rows))))
+
+
+def _compact(pick: Pick, log: Log) -> None:
+    log.append(compacted(log.now, trigger=pick(["manual", "auto"]), command=pick([None, uuid7(999)])))
 
 
 def _refuse(pick: Pick, log: Log) -> None:
@@ -171,8 +188,58 @@ def _dispatch(pick: Pick, log: Log) -> None:
     )
 
 
+CHOICE = {"id": "yes", "label": "Yes", "decision": "approved"}
+QUESTION = {
+    "id": "q1",
+    "header": "Tone",
+    "question": "Which?",
+    "selection": {"mode": "single"},
+    "options": [{"label": "dry"}],
+}
+
+
+def _request(log: Log, kind: str, step_id: str) -> RequestRow:
+    return sample(
+        RequestRow,
+        request_id=uuid7(len(log.rows)),
+        kind=kind,
+        run=1,
+        turn_id=log.turn.turn_id,
+        step_id=step_id,
+        step_ref="@approve" if kind == "approval" else "person",
+        title="Deploy?",
+        choices_json=encode([CHOICE] if kind == "approval" else []),
+        questions_json=encode([QUESTION] if kind == "input" else []),
+    )
+
+
+def _ask(pick: Pick, log: Log) -> None:
+    step_id = f"ST-{len(log.rows):032x}"
+    request = _request(log, pick(["approval", "input"]), step_id)
+    log.steps[step_id] = log.append(request_opened(log.now, request, _payload(pick)))
+    log.asked[step_id] = msgspec.structs.replace(request, opened=log.steps[step_id].seq)
+
+
+DECISIONS = {"approval": ("approved", "denied", "timedOut", "abort"), "input": ("answered", "cancelled")}
+
+
+def _settle(pick: Pick, log: Log) -> None:
+    request = log.asked.pop(pick(sorted(log.asked)))
+    answered = {"questionId": "q1", "selectedLabel": "dry"}
+    log.append(
+        request_settled(
+            log.now,
+            request,
+            decision=pick(DECISIONS[request.kind]),
+            command_id=pick([None, uuid7(999)]),
+            answers=pick([(), (answered,)]) if request.kind == "input" else (),
+            by=pick(["user", "policy"]),
+        )
+    )
+
+
 def _complete(pick: Pick, log: Log, outcomes: tuple[AttemptStatus, ...] = tuple(AttemptStatus)) -> None:
-    step_id = pick(sorted(log.steps))
+    step_id = pick(sorted(log.steps.keys() - log.asked.keys()))
     outcome = pick(outcomes)
     good = outcome in (AttemptStatus.PASSED, AttemptStatus.SKIPPED)
     log.append(
@@ -191,7 +258,7 @@ def _complete(pick: Pick, log: Log, outcomes: tuple[AttemptStatus, ...] = tuple(
 
 
 def _retry(pick: Pick, log: Log) -> None:
-    step_id = pick(sorted(log.steps))
+    step_id = pick(sorted(log.steps.keys() - log.asked.keys()))
     of_step = {"run": 1, "turn_id": log.turn.turn_id, "step_id": step_id, "origin": log.steps[step_id].seq}
     log.append(
         step_retried(
@@ -220,6 +287,8 @@ def _finish(pick: Pick, log: Log) -> None:
 
 def _end(pick: Pick, log: Log) -> None:
     children = [child(s, ref="worker", attempt=1, status="cancelled", failure=("lost", "gone")) for s in log.steps]
+    while log.asked:
+        _settle(pick, log)
     while log.steps:
         _complete(pick, log, (AttemptStatus.CANCELLED,))
     log.append(
@@ -240,12 +309,13 @@ def _end(pick: Pick, log: Log) -> None:
 
 def _legal(log: Log) -> list[Op]:
     """What may happen next. Work is named more than once, so that logs are mostly work."""
-    anytime = [_model, _resume, _unqueue]
+    anytime = [_model, _resume, _unqueue, _name, _compact]
     if log.turn is None:
         return [_open, _wake, _open, _wake, _refuse, *anytime]
-    work = [_dispatch] * 3 if len(log.steps) < 5 else []
-    done = [_complete, _complete, _complete, _retry] if log.steps else [_finish]
-    return [*work, *done, _end, *anytime]
+    work = [_dispatch, _dispatch, _dispatch, _ask] if len(log.steps) < 5 else []
+    answer = [_settle] * 3 if log.asked else []
+    done = [_complete, _complete, _complete, _retry] if log.steps.keys() - log.asked.keys() else []
+    return [*work, *answer, *done, *([] if log.steps else [_finish]), _end, *anytime]
 
 
 def written(choices: bytes, session_id: str = SESSION) -> Log:
@@ -330,6 +400,14 @@ def example_log() -> Log:
     failed = {"outcome": AttemptStatus.TIMEOUT, "reason": "too slow"}
     log.append(step_retried(log.now, ms=4, attempt=1, max_attempts=3, delay_ms=50, origin=15, **failed, **of_step))
     log.append(step_reattempted(log.now, ref="worker", attempt=2, origin=15, **of_step))
+    log.append(name_changed(log.now, name="a name", command=uuid7(8)))
+    log.append(compacted(log.now, trigger="manual", command=uuid7(9)))
+    log.turn = log.rows[13]
+    for n, (kind, decision) in enumerate((("approval", "approved"), ("input", "answered")), 4):
+        request = _request(log, kind, step[:-1] + str(n))
+        opened = log.append(request_opened(log.now, request, wide()[0]))
+        request = msgspec.structs.replace(request, opened=opened.seq)
+        log.append(request_settled(log.now, request, decision=decision, command_id=uuid7(n)))
     return log
 
 

@@ -299,6 +299,7 @@ class Line:
         if self._gone:
             raise PeerGone
         self.frames.append(decode(frame))
+        self._moved.set()
 
     async def initialized(self) -> None:
         """Says that the client listens."""

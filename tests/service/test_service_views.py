@@ -58,6 +58,9 @@ GUARDED = {"kind": "try", "body": step("shy", 1), "catch": seq(), "err_at": path
 RICH = flow(step("s", path("$.input")), GUARDED, LANES, step("big", 1), step("s", 2, "$.output"), id="rich")
 
 
+MANY = flow(*(step("s", n, f"$.s{n}") for n in range(12)), id="many")
+
+
 def long_text(work: Assignment) -> Report:
     return Report(Pass("ünïcode line of a long output\n" * 600))
 
@@ -67,12 +70,13 @@ async def app(house: House, crew: Crew) -> AsyncIterator[App]:
     app = await house.open(view=UNCOMPACTED)
     crew.acts |= {"big": long_text, "shy": lambda work: Report(Failed("shy"))}
     await app.blueprints.add(RICH)
+    await app.blueprints.add(MANY)
     yield app
 
 
-async def grown(line: Line, turns: int = 2) -> str:
+async def grown(line: Line, turns: int = 2, model: str = "rich") -> str:
     """A Session with some turns behind it."""
-    session = await line.start("rich")
+    session = await line.start(model)
     for n in range(turns):
         await line.turn_ended((await line.turn(session, f"turn {n}"))["turnId"])
     return session
@@ -146,7 +150,7 @@ async def test_a_suffix_is_strictly_after_its_cursor_at_every_cut(house: House, 
 async def test_slow_readers_of_a_fast_writer_get_everything_once(app: App, crew: Crew, seed: int) -> None:
     chance = random.Random(seed)
     async with Line(app) as writer:
-        session = await grown(writer, 1)
+        session = await grown(writer, 1, "many")
         kept = await writer.page(session)
         readers = [Line(app) for _ in range(5)]
         starts = [chance.randrange(len(kept)) for _ in readers]
@@ -163,7 +167,7 @@ async def test_slow_readers_of_a_fast_writer_get_everything_once(app: App, crew:
         for reader, start in zip(readers, starts, strict=True):
             assert reader.pushed(session) == page[start + 1 :]
             await reader.__aexit__()
-        assert len(page) > len(kept) + 6 * 20
+        assert len(page) > len(kept) + 6 * 24
 
 
 async def test_what_is_appended_between_the_bell_and_the_read_is_delivered(app: App, crew: Crew) -> None:

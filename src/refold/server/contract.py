@@ -65,6 +65,12 @@ def command_of(ask: Ask[Any, Any], verb: str) -> Command | None:
     return Command(parse_uuid7(ask.body.command_id, "command id"), verb, {**ask.ids, **members})
 
 
+class Media(msgspec.Struct, frozen=True):
+    """In a row, instead of a type: an answer that is no JSON, and the media types that it may have."""
+
+    types: tuple[str, ...]
+
+
 class Text(msgspec.Struct, frozen=True):
     """An answer that is no JSON."""
 
@@ -82,7 +88,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One route.
 
     `body` is the struct that the body must fit, `Any` for any JSON value, None where a body is not read. `answers` maps
-    each status of success to the type of what it carries, None for nothing. `refuses` lists the statuses of its own
+    each status of success to the type of what it carries: a `Media` if that is no JSON, None for nothing. `refuses` lists the statuses of its own
     errors; those that follow from the row itself (`statuses`) are not repeated.
     """
 
@@ -103,7 +109,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def body_may_be_absent(self) -> bool:
-        """Whether no body at all means the struct with all its defaults."""
+        """Whether no body at all means an object without members: the struct needs none."""
         if not (isinstance(self.body, type) and issubclass(self.body, msgspec.Struct)):
             return False
         return not any(field.required for field in msgspec.structs.fields(self.body))

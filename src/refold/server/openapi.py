@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from refold import __version__
-from refold.server.contract import PATH_IDS, NoQuery, Row, Scope, Text
+from refold.server.contract import PATH_IDS, Media, NoQuery, Row, Scope
 from refold.server.routes import ROUTES
 from refold.server.shapes import Error
 
@@ -64,7 +64,7 @@ class _Schemas:
 
     def __init__(self, rows: list[Row]) -> None:
         named = [Error, *(kind for row in rows for kind in (row.body, row.query, *row.answers.values()))]
-        types = [kind for kind in dict.fromkeys(named) if kind not in (None, Text)]
+        types = [kind for kind in dict.fromkeys(named) if kind is not None and not isinstance(kind, Media)]
         refs, components = msgspec.json.schema_components(types, ref_template=_REF)
         self._refs = dict(zip(types, map(_renamed, refs), strict=True))
         self.components = {_name(name): _renamed(schema) for name, schema in components.items()}
@@ -142,8 +142,8 @@ def _answers(row: Row, schemas: _Schemas) -> Mapping[str, Json]:
 
 def _answer(status: int, kind: Any, schemas: _Schemas) -> Json:
     answer: dict[str, Json] = {"description": HTTPStatus(status).phrase}
-    if kind is Text:
-        answer["content"] = {"text/plain": {"schema": {"type": "string"}}}
+    if isinstance(kind, Media):
+        answer["content"] = {media_type: {"schema": {"type": "string"}} for media_type in kind.types}
     elif kind is not None:
         answer["content"] = {"application/json": {"schema": schemas.of(kind)}}
     return answer

@@ -126,7 +126,6 @@ class _Socket:
         try:
             said = _submit(text)
             ids = {"step_id": said.step_id, "attempt": said.attempt}
-            self._app.operators.get(self._sid)  # one that was ended a moment ago is not heard
             accepted = await self._app.submissions.submit(said, self._sid)
         except RefoldError as error:
             return {"type": "refused", "code": status_of(error), **ids, **body_of(error)}

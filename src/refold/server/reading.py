@@ -59,8 +59,9 @@ async def body_of(request: Request, row: Row) -> Any:
         return None
     data = await _bytes(request)
     if not data and row.body_may_be_absent:
-        return row.body()
-    _check_media_type(request.headers.get("content-type"))
+        data = b"{}"
+    else:
+        _check_media_type(request.headers.get("content-type"))
     try:
         return msgspec.convert(decode_strict(data), row.body)
     except msgspec.ValidationError as error:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from refold.server import bodies, shapes
 from refold.server import operators as seen
 from refold.server.api import about, blueprints, operators, requests, runs, sessions, streams, tasks
-from refold.server.contract import Row, Scope, Text
+from refold.server.contract import Media, Row, Scope
 from refold.server.paging import PageQuery
 from refold.service.submissions import Accepted, Submission
 
@@ -37,7 +37,7 @@ ROUTES: Final[tuple[Row, ...]] = (
         path="/metrics",
         endpoint=about.metrics,
         summary="Counters and gauges, as Prometheus reads them",
-        answers={200: Text},
+        answers={200: Media(("text/plain",))},
     ),
     Row(
         verb="GET",
@@ -321,7 +321,7 @@ ROUTES: Final[tuple[Row, ...]] = (
         endpoint=streams.events,
         summary="A Session's events after a cursor, and as they come: SSE or NDJSON",
         query=bodies.EventsQuery,
-        answers={200: Text},
+        answers={200: Media((streams.SSE, streams.NDJSON))},
         refuses=(410,),
     ),
 )

@@ -199,15 +199,12 @@ class Operators:
     def hang_up(self) -> None:
         """Sends all polls home. Part of our end."""
         self._closing = True
-        for sid in list(self._leases):
-            self._end_lease(sid)
         self._offers.ring()
 
     def _begin_lease(self, sid: str) -> None:
-        operator = self._operators.get(sid)
-        if operator is not None and not self._closing and self._offers.held(sid):
-            loop = asyncio.get_running_loop()
-            self._leases[sid] = loop.call_later(operator.lease_secs, self._offers.give_back, sid)
+        if self._offers.held(sid):  # never of one that was ended
+            lease_secs, loop = self._operators[sid].lease_secs, asyncio.get_running_loop()
+            self._leases[sid] = loop.call_later(lease_secs, self._offers.give_back, sid)
 
     def _end_lease(self, sid: str) -> None:
         if (lease := self._leases.pop(sid, None)) is not None:

@@ -47,7 +47,7 @@ _HARD: Final[Mapping[Any, Any]] = {int: 2**53 + 1, str: 'é\0"𝕏', bytes: b"\x
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def sample(kind: type[R], **members: Any) -> R:
+def sample(kind: type[R], /, **members: Any) -> R:
     """A row of `kind` with these members; the rest is empty, so that a new member breaks no test."""
     return kind(**{name: _empty(hint) for name, hint in get_type_hints(kind).items()} | members)
 
@@ -56,7 +56,7 @@ def _empty(hint: Any) -> Any:
     return None if NoneType in get_args(hint) else _EMPTY[hint]
 
 
-def filled(kind: type[R], salt: int = 0, **members: Any) -> R:
+def filled(kind: type[R], /, salt: int = 0, **members: Any) -> R:
     """A row with something hard to keep in every member; another `salt` is another row in all of them but flags."""
     return kind(**{name: _hard(hint, salt) for name, hint in get_type_hints(kind).items()} | members)
 

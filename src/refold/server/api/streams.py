@@ -26,7 +26,7 @@ KEEP_ALIVE_SECS: Final = 15.0
 SSE, NDJSON = "text/event-stream", "application/x-ndjson"
 
 
-async def events(app: App, ask: Ask[Any, EventsQuery]) -> Reply:
+async def events(app: App, ask: Ask[None, EventsQuery]) -> Reply:
     """The events after a cursor, and then as they come; with `follow=false` only those that are there."""
     request = ask.request
     after = ask.query.after or request.headers.get("last-event-id")
