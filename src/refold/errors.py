@@ -26,7 +26,7 @@
         ├── StoreHeld           another process holds it
         ├── StoreRefused        newer, foreign, read-only: not opened, not touched
         ├── StoreDamaged        a hash or a chain does not match
-        └── CommitFailed        disk full or I/O error: nothing of the batch was written
+        └── CommitFailed        disk full or I/O error: nothing of the batch is acknowledged
 
 This module knows no HTTP and no JSON-RPC: `server/http_errors.py` and `protocol/codes.py` each map `kind`, and one test
 asserts that both maps are total.
@@ -204,6 +204,10 @@ class StoreDamaged(StoreError):
 
 
 class CommitFailed(StoreError):
-    """Disk full or I/O error: nothing of the batch was written, nothing may be acknowledged."""
+    """Disk full or I/O error: nothing of the batch may be acknowledged.
+
+    A full disk leaves nothing of it. After an error at the sync itself the whole batch, never a part, can be found by
+    whoever opens the store next: SQLite cannot know whether its last frame reached the disk.
+    """
 
     kind = "commit_failed"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from strategies import assign, binary, branch, fanout, flows, guard, lit, loop, seq, step, unary
+from strategies import assign, binary, branch, fanout, flows, guard, lit, loop, path, seq, step, unary
 
 from refold.flowir import (
     Abandon,
@@ -115,8 +115,26 @@ def test_errors_of_nodes(flow, text):
     assert run(flow) == Failed(text)
 
 
-def test_a_step_without_a_place_for_its_answer_is_never_dispatched():
-    assert machine_of(step("a", 1, lit("$.x"))).start() == []
+APPROVE = {"kind": "approve", "action": path("$.plan"), "title": "Go on?", "out": path("$.said")}
+
+
+def test_an_approval_asks_for_its_action_and_writes_the_answer():
+    machine = machine_of(APPROVE, {"plan": [1]})
+    (asked,) = machine.start()
+    assert (asked.ref, asked.directive, asked.node) == ("@approve", {"action": [1]}, parse_flow(APPROVE))
+    assert machine.complete(asked.ticket, Pass({"decision": "approved"})) == []
+    assert machine.result == Done({"plan": [1], "said": {"decision": "approved"}})
+
+
+def test_an_approval_that_is_denied_is_an_error_that_the_flow_may_catch():
+    result = run(guard(APPROVE), {"plan": 1}, answer=lambda asked: Blocked({"decision": "denied"}))
+    assert result.ctx["err"].endswith("""ref '@approve': blocked: {"decision":"denied"}""")
+    assert "said" not in result.ctx
+
+
+@pytest.mark.parametrize("node", [step("a", 1, lit("$.x")), APPROVE | {"out": lit("$.x")}], ids=["step", "approve"])
+def test_what_has_no_place_for_its_answer_is_never_dispatched(node):
+    assert machine_of(node, {"plan": 1}).start() == []
 
 
 def test_a_value_that_cannot_be_written_is_still_an_error_of_the_flow():

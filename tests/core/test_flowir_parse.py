@@ -272,6 +272,31 @@ def test_parameters_of_a_python_agent_are_the_authors_own():
     assert parse_blueprint(blueprint(agents=[ECHO | {"spec": spec}])).agents[0].spec == spec
 
 
+HUMAN = {"name": "ann", "kind": "human"}
+
+
+def test_options_of_a_question_are_labels_or_say_more():
+    spec = {"question": "Which?", "options": ["dry", {"label": "wet", "description": "rain"}], "selection": "multiple"}
+    assert parse_blueprint(blueprint(agents=[HUMAN | {"spec": spec}])).agents[0].spec == spec
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "kind"),
+    [
+        ({"question": None}, ".question", "wrong_type"),
+        ({"options": [""]}, ".options[0]", "bad_value"),
+        ({"options": ["dry", {"label": ""}]}, ".options[1].label", "bad_value"),
+        ({"options": [{"description": "rain"}]}, ".options[0]", "missing_key"),
+        ({"options": [1]}, ".options[0]", "wrong_type"),
+        ({"selection": "some"}, ".selection", "bad_value"),
+        ({"answers": []}, ".answers", "unknown_key"),
+    ],
+)
+def test_faults_of_a_question(change, path, kind):
+    agent = HUMAN | {"spec": {"question": "Which?"} | change}
+    assert faults_of(parse_blueprint, blueprint(agents=[agent])) == [("$.agents[0].spec" + path, kind)]
+
+
 @pytest.mark.parametrize(
     ("change", "path", "kind"),
     [

@@ -16,8 +16,10 @@ from refold.canonical import decode
 from refold.errors import StoreDamaged
 from refold.records import FRAMES, INLINE_BYTES, AttemptStatus, LogType
 from refold.view import (
+    ANCHOR,
     ITEM_STATUS,
     PLAIN_TEXT,
+    Position,
     clip,
     mint,
     minter,
@@ -245,6 +247,28 @@ def test_a_turn_that_could_not_launch_ends_without_having_started():
     error = {"kind": "launchError", "message": "no such agent", "retryable": False}
     assert own(example_log(), 12) == [("turn/completed", {"turnId": uuid7(5), "terminal": "failed", "error": error})]
     assert own(example_log(), 13) == [("turn/unqueued", {"turnId": uuid7(6), "commandId": uuid7(6)})]
+
+
+def test_a_session_is_named_by_a_person():
+    assert own(example_log(), 18) == [("session/nameChanged", {"name": "a name", "nameOrigin": "custom"})]
+
+
+def test_a_compaction_is_an_item_that_names_the_anchor_of_its_boundary():
+    log = example_log()
+    opened, closed = own(log, 19)
+    assert opened[1]["item"] == {
+        "itemId": "C-19",
+        "kind": "compaction",
+        "turnId": None,
+        "revision": 1,
+        "status": "inProgress",
+        "recordedAt": rfc3339(EPOCH_MS + 18_000),
+        "trigger": "manual",
+    }
+    anchor = mint(KEY, SESSION, Position(19, 1), log.rows[18].hash[:8], ANCHOR)
+    done = {"revision": 2, "status": "completed", "outcome": "compacted", "strategyId": "fold"}
+    counts = {"tokensBefore": 0, "tokensAfter": 0, "summarizedThrough": anchor}
+    assert closed == ("item/completed", {"item": opened[1]["item"] | done | counts})
 
 
 def test_a_workflow_lists_a_bounded_number_of_children():

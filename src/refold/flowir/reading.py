@@ -185,14 +185,12 @@ def _bounded(reading: Reading, value: Json, at: At, low: float, high: float) -> 
     return reading.fault(at, "bad_value", f"expected {low} to {high}, got {str(value)[:40]}")
 
 
-def choice(*values: str, later: Iterable[str] = ()) -> Reader:
-    """One of some words. Those of `later` are known, but what they ask for is not available yet."""
+def choice(*values: str) -> Reader:
+    """One of some words."""
 
     def read(reading: Reading, value: Json, at: At) -> str | None:
         if type(value) is not str:
             return wrong_type(reading, value, at, "a string")
-        if value in later:
-            return reading.fault(at, "option_unavailable", f"{value!r} is not available yet", hint_for(value, values))
         if value not in values:
             return reading.fault(at, "bad_value", f"unknown value {value[:80]!r}", hint_for(value, values))
         return value

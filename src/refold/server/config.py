@@ -66,16 +66,27 @@ class Home:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def token(self) -> str:
-        """The token that opens this home's doors; minted once."""
+        """The token that opens this home's doors; minted once. Raises ConfigInvalid for a file that holds none."""
         self.make()
         file = self.path / "token"
-        try:
-            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            return file.read_text().strip()
-        with os.fdopen(descriptor, "w") as out:
+        if not file.exists():
+            self._mint(file)
+        token = file.read_text().strip()
+        if not token:
+            raise ConfigInvalid(f"{file} is empty, and an empty token would open every door; delete the file")
+        return token
+
+    def _mint(self, file: Path) -> None:
+        """Makes the file with all of its content at once: who comes meanwhile must not read an empty token."""
+        draft = file.with_name(f"token.{os.getpid()}.{secrets.token_hex(4)}")
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
             out.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
-        return file.read_text().strip()
+        try:
+            file.hardlink_to(draft)
+        except FileExistsError:
+            pass  # another process was first; its token it is
+        finally:
+            draft.unlink()
 
     @property
     def server_file(self) -> Path:

@@ -88,8 +88,8 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One route.
 
     `body` is the struct that the body must fit, `Any` for any JSON value, None where a body is not read. `answers` maps
-    each status of success to the type of what it carries: a `Media` if that is no JSON, None for nothing. `refuses` lists the statuses of its own
-    errors; those that follow from the row itself (`statuses`) are not repeated.
+    each status of success to the type of what it carries: a `Media` if that is no JSON, None for nothing. `refuses`
+    lists the statuses of its own errors; those that follow from the row itself (`statuses`) are not repeated.
     """
 
     verb: str

@@ -49,6 +49,7 @@ class Guard:
         open_paths: Collection[str],
         operator_of: Callable[[str], str | None],
     ) -> None:
+        assert token, "an empty token would open every door"
         self._app = app
         self._token = token.encode()
         self._hosts = frozenset(hosts)

@@ -9,8 +9,9 @@ Not here: frames, handshake, params (`protocol`), what the verbs do (`service`),
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final, Self
 
 import msgspec
@@ -287,6 +288,8 @@ class Peer:
         return Answer(self._served(served, await self._app.requests.pending(params["sessionId"])))
 
     async def session_list(self, params: Json) -> Answer:
+        if self._rpc.host.durability == "ephemeral":  # a Session that nobody can resume is not offered
+            return Answer({"sessions": [], "nextCursor": None})
         found = await self._app.sessions.list(
             params.get("limit", LIST_LIMIT), workspace_root=params.get("workspaceRoot")
         )
@@ -424,40 +427,44 @@ class Peer:
         return Answer({"approvals": of["approval"], "userInputs": of["input"]})
 
     async def approval_decide(self, params: Json) -> Answer:
-        await self._requested(params, params["approvalId"], "approval_not_found")
+        approval_id = await self._requested(params, "approval")
         named = params["requirementId"]
-        if named != (now := {"approvalId": params["approvalId"], "sourceIndex": 0}):
+        if named != (now := {"approvalId": approval_id, "sourceIndex": 0}):
             raise Conflict(
                 "that requirement is not the current one", kind="approval_requirement_stale", current_requirement_id=now
             )
-        await self._app.requests.decide(
-            params["approvalId"],
-            choice=params["choiceId"],
-            feedback=params.get("feedback"),
-            command_id=params["commandId"],
-        )
-        return Answer(_accepted(params) | {"approvalId": params["approvalId"], "terminal": True})
+        with _in_words_of_the_view("resolution", "decision", _APPROVALS):
+            await self._app.requests.decide(
+                approval_id,
+                choice=params["choiceId"],
+                feedback=params.get("feedback"),
+                command_id=params["commandId"],
+            )
+        return Answer(_accepted(params) | {"approvalId": approval_id, "terminal": True})
 
     async def user_input_answer(self, params: Json) -> Answer:
-        await self._requested(params, params["userInputId"], "user_input_not_found")
-        await self._app.requests.answer(params["userInputId"], params["answers"], command_id=params["commandId"])
-        return Answer(_accepted(params) | {"userInputId": params["userInputId"]})
+        input_id = await self._requested(params, "input")
+        with _in_words_of_the_view("settlement", "outcome", _INPUTS):
+            await self._app.requests.answer(input_id, params["answers"], command_id=params["commandId"])
+        return Answer(_accepted(params) | {"userInputId": input_id})
 
     async def user_input_cancel(self, params: Json) -> Answer:
-        await self._requested(params, params["userInputId"], "user_input_not_found")
-        await self._app.requests.withdraw(
-            params["userInputId"], "cancelled", reason=params.get("reason"), command_id=params["commandId"]
-        )
-        return Answer(_accepted(params) | {"userInputId": params["userInputId"]})
+        input_id, command_id = await self._requested(params, "input"), params["commandId"]
+        with _in_words_of_the_view("settlement", "outcome", _INPUTS):
+            await self._app.requests.withdraw(input_id, "cancelled", reason=params.get("reason"), command_id=command_id)
+        return Answer(_accepted(params) | {"userInputId": input_id})
 
-    async def _requested(self, params: Json, request_id: str, kind: str) -> None:
-        """Raises NotFound unless the request is one of the Session that the call names."""
+    async def _requested(self, params: Json, kind: str) -> str:
+        """The id of the request that a call names. Raises NotFound unless it is one of its kind and Session."""
+        member, unknown = _NAMED[kind]
+        request_id = params[member]
         try:
             request = await self._app.requests.get(request_id)
         except NotFound as error:
-            raise NotFound(error.message, kind=kind) from None
-        if request.session_id != params["sessionId"]:
-            raise NotFound(f"there is no request {request_id!r} in this session", kind=kind)
+            raise NotFound(error.message, kind=unknown) from None
+        if (request.session_id, request.kind) != (params["sessionId"], kind):
+            raise NotFound(f"there is no such request {request_id!r} in this session", kind=unknown)
+        return request_id
 
     def _served(self, served: Served, pending: list[tuple[RequestRow, Json]]) -> Json:
         answer = {
@@ -478,6 +485,29 @@ def _model(blueprint_id: str, *, is_default: bool) -> Json:
 
 def _accepted(params: Json) -> dict[str, Json]:
     return {"commandId": params["commandId"], "status": "accepted"}
+
+
+_NAMED: Final[Mapping[str, tuple[str, str]]] = {
+    "approval": ("approvalId", "approval_not_found"),
+    "input": ("userInputId", "user_input_not_found"),
+}
+"""The member that names a request of a kind, and the error if it names none."""
+
+_APPROVALS: Final[Mapping[str, str]] = {"expired": "timedOut", "void": "abort"}
+_INPUTS: Final[Mapping[str, str]] = {"expired": "timedOut", "void": "aborted"}
+"""How the view names an end that nobody decided."""
+
+
+@contextlib.contextmanager
+def _in_words_of_the_view(member: str, name: str, words: Mapping[str, str]) -> Iterator[None]:
+    """Tells the loser in an error what the winner's event says: both are shown to one person."""
+    try:
+        yield
+    except Conflict as lost:
+        said = lost.data.get(member)
+        if said is not None:
+            lost.data[member] = said | {name: words.get(said[name], said[name])}
+        raise
 
 
 _OPENED: Final[Mapping[str, str]] = {"approval": "approval/requested", "input": "userInput/requested"}
