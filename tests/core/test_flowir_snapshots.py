@@ -131,6 +131,15 @@ def test_what_a_flow_does_not_have_to_be_an_object() -> None:
     assert_reads_back(log)
 
 
+def test_a_member_that_is_gone_is_named_by_its_path_alone() -> None:
+    log, kept = Log(), {"long": LONG}
+    for ctx in ({"a": {"b": {"c": 1, "d": kept}, "e": kept}}, {"a": {"b": {"d": kept}, "e": kept}}, {"a": {"e": kept}}):
+        log.passed(ctx, 1)
+    assert [row.ctx_snapshot_json.count(LONG) for row in log.rows] == [2, 0, 0]
+    assert '"set":[[["a","b"]]]' in log.rows[2].ctx_snapshot_json
+    assert_reads_back(log)
+
+
 def test_an_answer_is_named_wherever_it_stands_and_repeated_only_if_it_is_short() -> None:
     log, long, short = Log(), {"text": LONG}, {"text": "x"}
     log.passed({}, long)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 from service_kit import PATIENCE_SECS, Crew, Frame, House, Line, cursor_of, flow, path, step
@@ -68,6 +69,32 @@ async def test_a_reader_that_resumes_while_its_frames_are_stuck_loses_none(app: 
         turn = (await writer.turn(session))["turnId"]
         await line.turn_ended(turn)
         assert line.pushed(session) == (await line.page(session))[2:]
+
+
+async def test_what_a_subscription_has_read_when_another_takes_over_is_delivered_once_and_before(
+    app: App, crew: Crew
+) -> None:
+    """A resume is slow; what happens meanwhile is read by the old subscription, which has to wait for the answer."""
+    async with Line(app) as line, Line(app) as writer:
+        session = await writer.start("short")
+        await line.resume(session)
+        begun, go_on, resume = asyncio.Event(), asyncio.Event(), app.sessions.resume
+
+        async def slow(*args: Any, **more: Any) -> Any:
+            begun.set()
+            await go_on.wait()
+            return await resume(*args, **more)
+
+        app.sessions.resume = slow
+        answer = asyncio.create_task(line.resume(session))
+        await begun.wait()
+        turn = (await writer.turn(session))["turnId"]
+        await writer.turn_ended(turn)
+        go_on.set()
+        covered = (await asyncio.wait_for(answer, PATIENCE_SECS))["viewCursor"]
+        page = await line.page(session)
+        assert covered == cursor_of(page[-1])
+        assert line.pushed(session) == page[2:]
 
 
 async def test_a_resume_at_an_older_cursor_delivers_again_from_there(app: App, crew: Crew) -> None:

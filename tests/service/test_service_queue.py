@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from service_kit import Crew, House, Line, answer, ended, faults, flow, path, result, step
+from service_kit import Crew, House, Line, Refused, answer, ended, faults, flow, path, result, step
 
 from refold.engine.agents import Assignment, Report
 from refold.flowir import Failed, Pass
@@ -186,12 +186,25 @@ async def test_a_queued_turn_that_is_cancelled_leaves_the_queue_and_says_so(app:
     assert await statuses(app) == [S.DONE, S.CANCELLED, S.DONE]
 
 
-async def test_what_is_not_offered_to_a_busy_session_is_rejected_and_named(app: App, crew: Crew) -> None:
+async def test_a_steer_that_no_agent_takes_is_rejected_and_named(app: App, crew: Crew) -> None:
     async with Line(app) as line:
         session, _ = await queued(line, crew, "one")
-        with pytest.raises(Exception, match="steer_unsupported"):
+        with pytest.raises(Refused, match="steer_unsupported"):
             await line.turn(session, "two", ifBusy="steer")
         assert await statuses(app) == [S.RUNNING]
+
+
+async def test_a_turn_that_replaces_the_running_one_goes_ahead_of_the_queue(app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        session, turns = await queued(line, crew, "one", "two")
+        third = await line.turn(session, "three", ifBusy="replace")
+        assert third["disposition"] == "started"
+        assert (await line.turn_ended(turns[0]))["terminal"] == "cancelled"
+        crew.free("s")
+        await line.turn_ended(turns[1])
+    assert [work.directive["input"] for work in crew.of("s")] == ["one", "three", "two"]
+    assert await statuses(app) == [S.CANCELLED, S.DONE, S.DONE]
+    assert await faults(app) == []
 
 
 async def test_a_turn_of_a_session_that_is_not_loaded_is_refused(house: House, app: App, crew: Crew) -> None:
@@ -199,7 +212,7 @@ async def test_a_turn_of_a_session_that_is_not_loaded_is_refused(house: House, a
         session = await line.start("talk")
     app = await house.reboot(app)
     async with Line(app) as line:
-        with pytest.raises(Exception, match="sessionNotLoaded"):
+        with pytest.raises(Refused, match="sessionNotLoaded"):
             await line.turn(session)
         assert await statuses(app) == []
         await line.resume(session)

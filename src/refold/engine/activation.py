@@ -356,9 +356,13 @@ def _end_attempts(tx: Tx, run: RunRecord, at: int) -> tuple[list[LogRecord], lis
     that the closed workflow item lists: what was still open, and what failed.
     """
     records, children = [], []
-    for attempt in tx.find(AttemptRow, run=run.n, epoch=run.epoch):
+    last = {attempt.step_id: attempt for attempt in tx.find(AttemptRow, run=run.n, epoch=run.epoch)}
+    for attempt in last.values():
+        status = AttemptStatus(attempt.status or AttemptStatus.CANCELLED)
         if attempt.ended_at is None:
             tx.update(AttemptRow, (run.n, attempt.ordinal), ended_at=at)
+        if attempt.ended_at is None or attempt.due_at is not None:  # between two tries an item is open as well
+            status = AttemptStatus.CANCELLED
             records.append(
                 view.step_completed(
                     at,
@@ -366,12 +370,12 @@ def _end_attempts(tx: Tx, run: RunRecord, at: int) -> tuple[list[LogRecord], lis
                     turn_id=turn_of(run),
                     step_id=attempt.step_id,
                     origin=attempt.opened,
-                    outcome=AttemptStatus.CANCELLED,
+                    outcome=status,
                     ms=max(0, at - attempt.started_at),
                 )
             )
-        if attempt.status not in _QUIET:
-            shown = view.ITEM_STATUS[AttemptStatus(attempt.status or AttemptStatus.CANCELLED)]
+        if status not in _QUIET:
+            shown = view.ITEM_STATUS[status]
             children.append(view.child(attempt.step_id, ref=attempt.step_ref, attempt=attempt.attempt, status=shown))
     return records, children
 

@@ -26,7 +26,7 @@ class Clock:
         """When a wait that begins now is over: `{"secs": number}` from now, `{"until": RFC 3339 time}` then."""
         if "secs" in wait:
             return self.now_ms() + round(wait["secs"] * 1000)
-        return round(datetime.fromisoformat(wait["until"]).timestamp() * 1000)
+        return round(datetime.fromisoformat(wait["until"].upper()).timestamp() * 1000)
 
     def monotonic(self) -> float:
         """Seconds that never run backwards; they mean nothing in another process."""

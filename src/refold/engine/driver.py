@@ -46,6 +46,7 @@ from refold.flowir import (
     Outcome,
     Pass,
     ReplayCursor,
+    ambiguous,
     settle_hits,
 )
 from refold.flowir.answers import outcome_of
@@ -160,10 +161,10 @@ class Driver:
         """Puts a dispatch in line for its slot, unless a person has to be asked, or its policy refuses it, first."""
         agent, before = self._agents.get(dispatch.ref), self._scribe.last.get(dispatch.key)
         cut_off = before if before is not None and before.status is None else None
-        if cut_off is not None and agent is not None and agent.on_ambiguous == "fail":
-            why = f"attempt {cut_off.attempt} was cut off by a crash and may have acted; on_ambiguous is fail"
+        given_up = ambiguous(cut_off, agent) if cut_off is not None else None
+        if given_up is not None:
             self._works[dispatch.ticket] = Work(dispatch=dispatch)
-            self._hear(dispatch.ticket, Failed(why))
+            self._hear(dispatch.ticket, given_up)
             return
         work = self._works[dispatch.ticket] = Work(dispatch=dispatch, query=query_of(dispatch, agent, cut_off))
         if work.query is None:
@@ -272,11 +273,6 @@ class Driver:
             self._scribe.consume(work.allowed_by)
         if work.current is None:
             return
-        if work.current in self._scribe.opened:
-            self._scribe.withdraw(work.current)
-            self._give(work.dispatch.ref)
-            if work.current.origin == 0:
-                return
         if work.task is not None:
             self._cancel(work.dispatch.ref, work.task)
             self._leaving.add(work.task)
@@ -342,16 +338,20 @@ class Driver:
         if secs is None:
             report = await working
         else:
+            limit = asyncio.timeout(secs)
             try:
-                async with asyncio.timeout(secs):
+                async with limit:
                     report = await working
             except TimeoutError:
+                if not limit.expired():
+                    raise
                 return Report(Failed(f"timed out after {secs} s"), cause="timeout")
         outcome = _under_contract(agent, report.outcome)
         if self._tools.secrets.is_silent and outcome is report.outcome:
             return report
-        clean = msgspec.structs.replace(outcome, **self._tools.secrets.redact(msgspec.structs.asdict(outcome)))
-        return Report(clean, report.mended, report.cause)
+        said = msgspec.structs.asdict(outcome)
+        clean = {name: self._tools.secrets.redact(member) for name, member in said.items() if name != "kind"}
+        return Report(msgspec.structs.replace(outcome, **clean), report.mended, report.cause)
 
     async def _stop_all(self) -> None:
         tasks = [work.task for work in self._works.values() if work.task is not None]

@@ -33,4 +33,7 @@ def pause_before_retry(agent: AgentDef | None, report: Report, attempt: int) -> 
     policy = agent.retry if agent is not None else None
     if policy is None or cause not in policy.retry_on or attempt >= policy.max_attempts:
         return None
-    return min(policy.max_secs, policy.initial_secs * policy.multiplier ** (attempt - 1))
+    pause = min(policy.max_secs, policy.initial_secs)
+    for _ in range(attempt - 1):  # turn by turn, since 1000.0 ** 999 is no float
+        pause = min(policy.max_secs, pause * policy.multiplier)
+    return pause

@@ -134,11 +134,6 @@ class Scribe:
         self.opened.append(opened)
         return opened
 
-    def withdraw(self, opened: Try) -> None:
-        """Takes back an attempt that is not committed yet: it never was."""
-        at = self.opened.index(opened)
-        del self.opened[at], self._opens[at]
-
     def ask(self, request: RequestRow) -> None:
         """Opens a request, and the item of its step."""
         args = self._stow(request.action_json, view.JSON_TEXT)

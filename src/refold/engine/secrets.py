@@ -2,12 +2,15 @@
 
 What is stored, hashed and shown is the reference. What an agent answers may repeat the value: `redact` takes it out
 before the outcome reaches the flow, the log or an error, for a flow ctx that held it would write it into everything
-downstream.
+downstream. It knows a value as it is, as JSON spells it inside a text, and as the number that it may look like; a value
+that an agent has encoded in another way is beyond it.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -39,6 +42,7 @@ class Secrets:
         self._environ = environ
         self._plain_names = plain_names
         self._told: dict[str, str] = {}
+        self._known = re.compile("(?!)")
 
     @property
     def is_silent(self) -> bool:
@@ -62,9 +66,9 @@ class Secrets:
             return value
         match value:
             case str():
-                for secret, name in self._told.items():
-                    value = value.replace(secret, f"[secret {name}]")
-                return value
+                return self._known.sub(lambda found: self._mark(found[0]), value)
+            case int() | float() if json.dumps(value) in self._told:
+                return self._mark(json.dumps(value))
             case dict():
                 return {self.redact(key): self.redact(member) for key, member in value.items()}
             case list() | tuple():
@@ -79,11 +83,21 @@ class Secrets:
             raise SecretMissing(
                 f"secret {name} is not set: give it as REFOLD_SECRET_{name}, or in secrets.toml", name=name
             )
-        self._told[secret] = name
+        if secret not in self._told:
+            spelled = (json.dumps(secret, ensure_ascii=ascii)[1:-1] for ascii in (True, False))
+            self._told |= dict.fromkeys((secret, *spelled), name)
+            longest_first = sorted(self._told, key=len, reverse=True)  # of "key" and "key-2" neither may leave a rest
+            self._known = re.compile("|".join(map(re.escape, longest_first)))
         return secret
+
+    def _mark(self, secret: str) -> str:
+        return f"[secret {self._told[secret]}]"
 
     def _filed(self) -> Mapping[str, str]:
         if self._file is None or not self._file.exists():
             return {}
-        with self._file.open("rb") as file:
-            return {name: value for name, value in tomllib.load(file).items() if isinstance(value, str)}
+        try:
+            filed = tomllib.loads(self._file.read_text())
+        except (OSError, ValueError) as error:
+            raise SecretMissing(f"{self._file.name} cannot be read: {error}") from error
+        return {name: value for name, value in filed.items() if isinstance(value, str)}

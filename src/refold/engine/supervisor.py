@@ -2,14 +2,16 @@
 
 A driver ends in one of four ways, and each leaves a durable mark: a result (the Run is closed as done or failed), a
 fence (somebody else closed it: a cancel, an interrupt), a stop of ours (the caller closes it), or an exception. The
-last one interrupts the Run at once, so that no Run stays `running` without a driver (R16); the stale sweep is only the
-net below.
+last one interrupts the Run at once, or as soon as the store takes it, so that no Run stays `running` without a driver
+(R16); the stale sweep is only the net below.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -28,6 +30,10 @@ from refold.store import Reader, Store, Tx, verify_replay
 Json = Any
 log = structlog.get_logger("refold.engine")
 
+FIRST_PAUSE_SECS: Final = 0.05
+LAST_PAUSE_SECS: Final = 30.0
+"""Between two tries to write the end of a fallen driver: until then its Run says `running` and cannot be resumed."""
+
 
 class Supervisor:
     """Starts, stops and awaits drivers. `drive` after the commit that made the Run running, never before."""
@@ -42,6 +48,7 @@ class Supervisor:
         self._clock = clock
         self._tools = tools
         self._drivers: dict[int, asyncio.Task[None]] = {}
+        self._unwritten: dict[int, asyncio.Task[None]] = {}
         self._waiters: dict[int, list[asyncio.Future[None]]] = {}
 
     def drive(self, run: RunRecord) -> None:
@@ -55,14 +62,14 @@ class Supervisor:
 
     async def stop(self, run_n: int) -> None:
         """Stops the work of a Run and returns when it is gone. Its status is the caller's to write, before."""
-        task = self._drivers.get(run_n)
-        if task is not None:
+        tasks = [kept[run_n] for kept in (self._drivers, self._unwritten) if run_n in kept]
+        for task in tasks:
             task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stop_all(self) -> None:
         """Stops every driver."""
-        await asyncio.gather(*(self.stop(run_n) for run_n in list(self._drivers)))
+        await asyncio.gather(*(self.stop(run_n) for run_n in {*self._drivers, *self._unwritten}))
 
     def settled(self, run_n: int) -> asyncio.Future[None]:
         """A future that is done at the next `announce` of this Run. Take it first, then read how the Run stands."""
@@ -144,7 +151,7 @@ class Supervisor:
     async def _interrupt(self, run: RunRecord, error: Exception) -> RunRecord | None:
         log.error("driver_fell", run_id=run.run_id, error=repr(error), exc_info=error)
         at = self._clock.now_ms()
-        result = {"error": f"the driver of this run ended without a result: {error}"}
+        result = self._tools.secrets.redact({"error": f"the driver of this run ended without a result: {error}"})
 
         def close(tx: Tx) -> RunRecord | None:
             close_activation(tx, run, Verb.INTERRUPT, self.queue, at=at, result=result, reason="driver fell")
@@ -152,10 +159,32 @@ class Supervisor:
 
         try:
             return await self._store.write(close)
-        except (Fenced, StoreError) as second:
-            # The store itself is gone, or the Run is no longer ours: boot recovery and the sweep find what is left.
+        except Fenced as fence:
+            log.info("driver_fenced", run_id=run.run_id, reason=fence.message)
+        except StoreError as second:  # a full disk, say: the driver may have fallen for the same reason
             log.error("driver_interrupt_not_written", run_id=run.run_id, error=repr(second))
-            return None
+            later = self._write_later(run.n, close)
+            self._unwritten[run.n] = asyncio.create_task(later, name=f"end of {run.run_id}")
+        return None
+
+    async def _write_later(self, run_n: int, close: Callable[[Tx], RunRecord | None]) -> None:
+        """Writes the end of a fallen driver when the store takes it again, unless somebody has ended the Run since."""
+        after, pause = None, FIRST_PAUSE_SECS
+        try:
+            while True:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, LAST_PAUSE_SECS)
+                with contextlib.suppress(StoreError):
+                    after = await self._store.write(close)
+                    break
+        except Fenced:
+            return
+        finally:
+            if self._unwritten.get(run_n) is asyncio.current_task():
+                del self._unwritten[run_n]
+        self.announce(run_n)
+        if after is not None:
+            self.drive(after)
 
 
 class History(msgspec.Struct, frozen=True):

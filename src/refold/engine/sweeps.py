@@ -16,8 +16,9 @@ from refold.engine.activation import Queue, close_activation
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor
 from refold.errors import RefoldError
+from refold.flowir import live_rows, uncut
 from refold.flowir.lifecycle import Verb
-from refold.records import ReplayRow, RunRecord, RunStatus
+from refold.records import CutRow, DecisionRow, ReplayRow, RunRecord, RunStatus
 from refold.store import Store, Tx
 
 Json = Any
@@ -35,7 +36,14 @@ def interrupt_running(tx: Tx, reason: str, at: int) -> list[tuple[RunRecord, int
     left = tx.find(RunRecord, status=RunStatus.RUNNING)
     for run in left:
         close_activation(tx, run, Verb.INTERRUPT, Queue(), at=at, result={"error": reason}, reason=reason)
-    return [(run, len(tx.find(ReplayRow, run=run.n))) for run in left]
+    return [(run, _replayable(tx, run)) for run in left]
+
+
+def _replayable(tx: Tx, run: RunRecord) -> int:
+    """How many rows a resume would answer from. They are not verified: damage stops a resume, never a boot."""
+    cuts = tx.find(CutRow, run=run.n)
+    rows, decisions = uncut(tx.find(ReplayRow, run=run.n), cuts), uncut(tx.find(DecisionRow, run=run.n), cuts)
+    return len(live_rows(rows, decisions))
 
 
 def report(recovered: list[tuple[RunRecord, int]]) -> None:

@@ -139,9 +139,7 @@ def ambiguous(attempt: AttemptRow, agent: AgentDef | None) -> Failed | None:
     """What a step is answered whose last attempt was cut off, if its agent must not do it twice; else None."""
     if attempt.status is not None or agent is None or agent.on_ambiguous != "fail":
         return None
-    return Failed(
-        f"attempt {attempt.attempt} was cut off by a crash, and on_ambiguous is fail: nobody knows what it did"
-    )
+    return Failed(f"attempt {attempt.attempt} was cut off by a crash and may have acted; on_ambiguous is fail")
 
 
 def dry_replay(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Mapping
+from datetime import datetime
 from typing import Any, Final
 
 from refold.canonical import encode, type_name
@@ -171,7 +172,7 @@ def _wait(node: Wait, fiber: Fiber) -> Steps:
         return
     assert node.until is not None, "parse sees to it that one of the two is given"
     until = evaluate(node.until, fiber.ctx)
-    if type(until) is not str or not _TIME.fullmatch(until):
+    if not _is_time(until):
         raise FlowError(f"type error in 'wait.until': expected an RFC 3339 time, got {_shown(until)}")
     yield Ask(WAIT, {"until": until})
 
@@ -187,6 +188,17 @@ _NODES: Final[Mapping[type, Callable[[Any, Fiber], Steps]]] = {
     Wait: _wait,
     Approve: _approve,
 }
+
+
+def _is_time(value: Json) -> bool:
+    """Whether `value` is an RFC 3339 time that there is: the 30th of February is spelled like one."""
+    if type(value) is not str or not _TIME.fullmatch(value):
+        return False
+    try:
+        datetime.fromisoformat(value.upper())
+    except ValueError:
+        return False
+    return True
 
 
 def _target(expr: Expr) -> PathKeys:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any, Final, Self
 
 import msgspec
@@ -499,7 +499,7 @@ _INPUTS: Final[Mapping[str, str]] = {"expired": "timedOut", "void": "aborted"}
 
 
 @contextlib.contextmanager
-def _in_words_of_the_view(member: str, name: str, words: Mapping[str, str]) -> Iterator[None]:
+def _in_words_of_the_view(member: str, name: str, words: Mapping[str, str]) -> Generator[None]:
     """Tells the loser in an error what the winner's event says: both are shown to one person."""
     try:
         yield

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from refold.server.rpc import Peer, PeerGone, Rpc
 
@@ -29,7 +29,7 @@ async def serve_stdio(rpc: Rpc) -> None:
                 await peer.receive_data(data)
 
 
-async def chunks(fd: int):  # type: ignore[no-untyped-def]  # an async generator of bytes
+async def chunks(fd: int) -> AsyncGenerator[bytes]:
     """Yields what arrives at `fd`, a pipe, a socket, a terminal or a file, until it ends."""
     loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(limit=CHUNK)
     try:

@@ -207,6 +207,7 @@ class App:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
         await self._supervisor.stop_all()
+        await self.sessions.close()
         await self._reaper.close()
         await self.store.close()
 

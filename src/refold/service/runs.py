@@ -238,7 +238,10 @@ class Runs:
 def _told(reader: Reader, run: RunRecord, activation: ActivationRow) -> list[Json]:
     """The trace of one activation."""
     length = None if activation.closed is None else activation.closed - activation.opened + 1
-    return view.trace(activation, reader.log(run.session, activation.opened - 1, length))
+    rows = reader.log(run.session, activation.opened - 1, length)
+    if activation.closed is not None:  # where retention has taken rows, as many rows reach into the next activation
+        rows = [row for row in rows if row.seq <= activation.closed]
+    return view.trace(activation, rows)
 
 
 class _Pinned(msgspec.Struct):

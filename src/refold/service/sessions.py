@@ -337,6 +337,12 @@ class Sessions:
                 self._compactions.add(task)
                 task.add_done_callback(self._compactions.discard)
 
+    async def close(self) -> None:
+        """Ends compactions that are under way: the store is about to go."""
+        for task in self._compactions:
+            task.cancel()
+        await asyncio.gather(*self._compactions, return_exceptions=True)
+
     async def _compact_quietly(self, session_n: int) -> None:
         try:
             await self.compact_grown(session_n)
@@ -440,17 +446,20 @@ class Sessions:
     async def read_output(
         self, session_id: str, item_id: str, ref: str, *, offset: int, length: int | None
     ) -> OutputPart:
-        """A slice of a long output, by the item that shows it. Raises NotFound, InvalidRequest for a cut character."""
+        """A slice of a long output, or of long arguments, by the item that shows their head.
 
-        def read(reader: Reader) -> tuple[Json, ValueRow | None]:
+        Raises NotFound, InvalidRequest for a cut character.
+        """
+
+        def read(reader: Reader) -> tuple[str | None, ValueRow | None]:
             item = self._log.state(reader, find_session(reader, session_id)).items.get(item_id, {})
-            named = item.get("outputRef")
-            return named, reader.get(ValueRow, ref) if named is not None and named["id"] == ref else None
+            media_type = _references(item).get(ref)
+            return media_type, None if media_type is None else reader.get(ValueRow, ref)
 
-        named, value = await self._store.read(read)
-        if value is None:
+        media_type, value = await self._store.read(read)
+        if media_type is None or value is None:
             raise NotFound(f"item {item_id[:80]!r} shows no such output", kind="value_not_found", output_ref=ref[:80])
-        return _cut(value.body.encode(), named["mediaType"], offset, min(length or OUTPUT_BYTES, OUTPUT_BYTES))
+        return _cut(value.body.encode(), media_type, offset, min(length or OUTPUT_BYTES, OUTPUT_BYTES))
 
     async def list(self, limit: int, *, workspace_root: str | None = None) -> Sequence[SessionInfo]:
         """The Sessions, latest change first."""
@@ -519,6 +528,15 @@ def find_session(reader: Reader, session_id: str) -> SessionRecord:
     if not found:
         raise NotFound(f"there is no session {session_id[:80]!r}", kind="session_not_found", session_id=session_id[:80])
     return found[0]
+
+
+def _references(item: Json) -> Mapping[str, str]:
+    """The values that an item shows the head of, by their digest, and their media types."""
+    found = {item["outputRef"]["id"]: item["outputRef"]["mediaType"]} if "outputRef" in item else {}
+    args = decode(item["args"]) if "args" in item else None
+    if isinstance(args, dict) and isinstance(args.get("$ref"), str):
+        found.setdefault(args["$ref"], view.JSON_TEXT)
+    return found
 
 
 def _cut(data: bytes, media_type: str, offset: int, length: int) -> OutputPart:

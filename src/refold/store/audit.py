@@ -17,7 +17,10 @@ from refold.records import (
     DecisionRow,
     LogType,
     ReplayRow,
+    RequestRow,
+    RequestStatus,
     RunRecord,
+    RunStatus,
     SessionRecord,
     genesis,
     log_hash,
@@ -70,11 +73,12 @@ def _epochs_never_fall(reader: Reader) -> Iterator[str]:
 
 
 def _passes_are_what_passed(reader: Reader) -> Iterator[str]:
-    """Laws 3 and 5: a step has a row in the replay log if, and only if, its attempt passed."""
+    """Laws 3 and 5: a step has a row in the replay log if, and only if, its attempt passed, or a person answered it."""
     for run in reader.find(RunRecord):
-        attempts = reader.find(AttemptRow, run=run.n)
+        attempts, requests = reader.find(AttemptRow, run=run.n), reader.find(RequestRow, run=run.n, consumed=True)
         passed = sorted(_asked(attempt) for attempt in attempts if attempt.status == AttemptStatus.PASSED)
-        logged = sorted(_asked(row) for row in reader.find(ReplayRow, run=run.n))
+        answered = {_asked(request) for request in requests if request.source == "node"}
+        logged = sorted(_asked(row) for row in reader.find(ReplayRow, run=run.n) if _asked(row) not in answered)
         if passed != logged:
             yield f"{run.run_id}: {len(passed)} attempts passed, {len(logged)} rows were logged: {passed} ≠ {logged}"
 
@@ -84,7 +88,7 @@ def _attempts_are_shown(reader: Reader) -> Iterator[str]:
     floors = {session.n: session.floor for session in reader.find(SessionRecord)}
     for run in reader.find(RunRecord):
         log = reader.log(run.session, 0)
-        opened = {row.seq: row.item_id for row in log if row.type == LogType.STEP_DISPATCHED}
+        opened = {row.seq: row.item_id for row in log if row.type in _OPENINGS}
         closed = {row.origin for row in log if row.type == LogType.STEP_COMPLETED}
         for attempt in reader.find(AttemptRow, run=run.n):
             if attempt.opened < floors.get(run.session, 0):
@@ -97,9 +101,28 @@ def _attempts_are_shown(reader: Reader) -> Iterator[str]:
                 yield f"{run.run_id}: attempt {attempt.ordinal} is open, and its item is closed"
 
 
-def _asked(row: AttemptRow | ReplayRow) -> tuple[int, str, str, int]:
+def _requests_end_with_their_run(reader: Reader) -> Iterator[str]:
+    """Design §8: each identity is asked once, and nobody is asked for a Run that will not go on from the answer."""
+    for run in reader.find(RunRecord):
+        requests = reader.find(RequestRow, run=run.n)
+        identities = {(_asked(each), each.source, each.digest, each.nth) for each in requests}
+        if len(identities) != len(requests):
+            yield f"{run.run_id}: {len(requests)} requests of {len(identities)} identities"
+        for each in requests:
+            if each.status == RequestStatus.OPEN and (run.status in _ENDED or each.generation != run.generation):
+                yield f"{run.run_id} is {run.status}: request {each.request_id} is open"
+            if not each.consumed and run.status in _ENDED:
+                yield f"{run.run_id} is {run.status}: the item of request {each.request_id} is open"
+
+
+def _asked(row: AttemptRow | ReplayRow | RequestRow) -> tuple[int, str, str, int]:
     return row.generation, row.step_ref, row.input_hash, row.occurrence
 
+
+_OPENINGS: Final = frozenset({LogType.STEP_DISPATCHED, LogType.APPROVAL_OPENED, LogType.INPUT_OPENED})
+"""The records that open the item of a step."""
+
+_ENDED: Final = frozenset({RunStatus.DONE, RunStatus.FAILED, RunStatus.CANCELLED})
 
 _CHECKS: Final[tuple[Callable[[Reader], Iterator[str]], ...]] = (
     _logs_are_dense_and_chained,
@@ -107,4 +130,5 @@ _CHECKS: Final[tuple[Callable[[Reader], Iterator[str]], ...]] = (
     _epochs_never_fall,
     _passes_are_what_passed,
     _attempts_are_shown,
+    _requests_end_with_their_run,
 )

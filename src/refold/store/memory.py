@@ -25,7 +25,7 @@ class Tables:
     """The rows by kind and primary key, the unique keys that are taken, and the last integer key that was given."""
 
     def __init__(self) -> None:
-        self.rows: dict[type[Row], dict[tuple[Any, ...], Row]] = {kind: {} for kind in TABLES}
+        self.rows: dict[type[Row], dict[tuple[Any, ...], Any]] = {kind: {} for kind in TABLES}
         self.unique: dict[tuple[type[Row], tuple[str, ...]], set[tuple[Any, ...]]] = {
             (kind, names): set() for kind, table in TABLES.items() for names in table.unique
         }
@@ -74,7 +74,7 @@ class _MemoryTx:
             self._undo.pop()()
 
     def get(self, kind: type[R], *key: Any) -> R | None:
-        return self._tables.rows[kind].get(key)  # type: ignore[return-value]
+        return self._tables.rows[kind].get(key)
 
     def find(
         self,
@@ -98,7 +98,7 @@ class _MemoryTx:
             and all(getattr(row, name) == value for name, value in equals.items())
         ]
         found.sort(reverse=newest_first)
-        return [self._tables.rows[kind][key] for key in found[:limit]]  # type: ignore[misc]
+        return [self._tables.rows[kind][key] for key in found[:limit]]
 
     def count(self, kind: type[Row], **equals: Any) -> int:
         return len(self.find(kind, **equals))
@@ -117,13 +117,13 @@ class _MemoryTx:
     def _log(self, session: int, seqs: Iterable[int]) -> Iterator[LogRow]:
         """The rows at these places, but for those that retention has taken."""
         log = self._tables.rows[LogRow]
-        return (row for seq in seqs if (row := log.get((session, seq))) is not None)  # type: ignore[misc]
+        return (row for seq in seqs if (row := log.get((session, seq))) is not None)
 
     def insert(self, row: R) -> R:
         kind = type(row)
         table, spec = self._tables.rows[kind], TABLES[kind]
         if spec.key == ("n",):
-            row = msgspec.structs.replace(row, n=self._tables.last[kind] + 1)  # type: ignore[call-arg]
+            row = msgspec.structs.replace(row, n=self._tables.last[kind] + 1)
         key = _members(row, spec.key)
         claims = [(self._tables.unique[kind, names], _members(row, names)) for names in spec.unique]
         if key in table or any(claim in taken for taken, claim in claims):

@@ -280,7 +280,7 @@ class _SqliteTx:
         if isinstance(row, LogRow):
             self.heads[row.session] = row.seq
         if keyed:
-            return msgspec.structs.replace(row, n=self.connection.last_insert_rowid())  # type: ignore[call-arg]
+            return msgspec.structs.replace(row, n=self.connection.last_insert_rowid())
         return row
 
     def put(self, row: Row) -> None:
