@@ -58,6 +58,7 @@ HOMES = {
     "cyclopts": {"cli"},
     "rich": {"cli"},
     "yaml": {"service"},
+    "prometheus_client": {"service", "server"},
     "uuid_utils": {"engine", "client"},
     "refold.protocol": {"server", "client", "protocol", "testing"},
 }

@@ -339,7 +339,7 @@ class CutRow(Row, frozen=True, kw_only=True):
 
 
 class BoundaryRow(Row, frozen=True, kw_only=True):
-    """An installed compaction boundary: the folded state at the record `seq`, from which an anchored snapshot is served.
+    """A compaction boundary: the folded state at the record `seq`, from which an anchored snapshot is served.
 
     The items stand in immutable segments, content-addressed values, so that only segments with a changed item are
     written anew. `rest_json` is the state without its items, and what a snapshot leaves out. Byte counts are those of

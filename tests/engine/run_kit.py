@@ -42,7 +42,7 @@ from refold.records import (
     genesis,
 )
 from refold.store import MemoryStore, SqliteStore, StepCommit, Store
-from refold.testing.audit import audit
+from refold.store.audit import audit
 from refold.testing.history import sample
 
 Json = Any
