@@ -36,6 +36,7 @@ from refold.flowir import (
     parse_flow,
     refusals,
 )
+from refold.flowir.machine import SLICE
 from refold.records import AttemptRow, AttemptStatus, Lane
 
 Json = Any
@@ -291,6 +292,12 @@ def test_an_occurrence_names_one_turn_of_a_loop(occurrence):
 def test_without_an_occurrence_the_first_one_is_meant():
     plan = ran(loop("$.n", True, step("a", "$.n", "$.a"), 3)).plan(Target(step_ref="a"))
     assert (plan.kept, plan.withheld, len(plan.dropped)) == ((), 1, 3)
+
+
+def test_a_flow_that_computes_for_long_is_planned_to_its_end():
+    """The machine hands control back after a slice; a dry run that stopped there would cut what comes behind it."""
+    life = ran(seq(step("a", 1, "$.a"), loop("$.n", True, seq(), SLICE + 1), step("b", 1, "$.b")))
+    assert shown(life.plan()) == ["a[]: replayed, logged", "b[]: runs, never finished"]
 
 
 def test_siblings_stay_also_those_that_a_limit_starts_later():

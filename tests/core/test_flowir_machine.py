@@ -249,7 +249,8 @@ def test_a_wait_is_asked_of_the_engine_and_writes_nothing(asked):
 
 @pytest.mark.parametrize(
     ("member", "value"),
-    [("secs", v) for v in (-1, True, "1", None, 1e12, float("nan"))] + [("until", v) for v in (5, "", "tomorrow")],
+    [("secs", v) for v in (-1, True, "1", None, 1e12, float("nan"))]
+    + [("until", v) for v in (5, "", "tomorrow", "2030-02-30T00:00:00Z")],
 )
 def test_a_wait_for_something_else_is_a_type_error(member, value):
     result = run({"kind": "wait", member: lit(value)})

@@ -113,7 +113,8 @@ def test_every_type_of_log_record_has_its_number_of_frames() -> None:
     assert row.frames == FRAMES[LogType.TURN_OPENED]
 
 
-@given(st.text(st.characters(exclude_categories=["Cs"]), max_size=50), st.sampled_from([0, 1, 2]))
+@pytest.mark.parametrize("more", [0, 1, 2])
+@given(text=st.text(st.characters(exclude_categories=["Cs"]), max_size=50))
 def test_only_long_json_is_stored_by_its_digest(text: str, more: int) -> None:
     padding = INLINE_BYTES - len(encode(text).encode()) + more - 1
     told = encode(text + "x" * padding)

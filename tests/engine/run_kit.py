@@ -84,6 +84,12 @@ def fanout(items: list[Json], body: Json, join: str = "all", **more: Json) -> Js
     } | more
 
 
+def first_or(first: Json, other: Json) -> Json:
+    """What lane 0 of a fan-out does, and what the others do."""
+    cond = {"op": "eq", "lhs": path("$.i"), "rhs": lit(0)}
+    return {"kind": "branch", "cond": cond, "then": first, "else": other}
+
+
 def guard(body: Json, catch: Json | None = None) -> Json:
     return {"kind": "try", "body": body, "catch": catch or seq(), "err_at": path("$.err")}
 

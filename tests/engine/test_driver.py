@@ -7,24 +7,28 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from engine_kit import is_alive
 from run_kit import (
+    NOON,
     Bench,
     agent,
     assert_items_closed_once,
     bench_of,
     eventually,
     fanout,
+    first_or,
     free_slots,
     guard,
+    lit,
     passes,
+    path,
     result,
     seq,
     step,
 )
 
+from refold.canonical import encode
 from refold.engine import supervisor
 from refold.engine.agents import Assignment, Report
 from refold.engine.driver import Driver
@@ -160,13 +164,12 @@ async def no_faults() -> list[str]:
 
 
 async def test_long_pure_work_lets_others_work(bench: Bench) -> None:
-    spin = {"kind": "loop", "counter": {"op": "path", "at": "$.n"}, "cond": {"op": "lit", "value": True}}
-    nothing = {"kind": "assign", "at": {"op": "path", "at": "$.x"}, "value": {"op": "lit", "value": 1}}
-    busy = await bench.launch(seq(spin | {"body": nothing, "max": 100_000}, step("late")))
+    spin = {"kind": "loop", "counter": path("$.n"), "cond": lit(True), "body": seq(), "max": 100_000}
+    busy = await bench.launch(seq(spin, step("late")))
     quick = await bench.launch(CHAIN)
     await done(bench, busy)
-    assert [work.run_id for work in bench.crew.seen] == [quick.run_id] * 3 + [busy.run_id]
     await done(bench, quick)
+    assert bench.crew.seen[0].step_ref == "a"
 
 
 # -- replay -----------------------------------------------------------------------------------------------------------
@@ -297,11 +300,11 @@ TREE = seq(
 )
 
 
-@pytest.mark.parametrize("commits", range(8))
+@pytest.mark.parametrize("commits", range(8))  # seven of the driver, and the one that closes
 async def test_wherever_a_commit_fails_the_run_is_interrupted_and_loses_nothing(bench: Bench, commits: int) -> None:
     bench.crew.acts["refuses"] = lambda work: Report(Blocked("no"))
-    bench.door.shuts_before = commits
     run = await bench.launch(TREE)
+    bench.door.shuts_before = commits
     await eventually(lambda: bench.door.failures)
     acknowledged = list(bench.door.steps)
     seen = len(bench.crew.seen)
@@ -318,18 +321,106 @@ async def test_wherever_a_commit_fails_the_run_is_interrupted_and_loses_nothing(
     assert len(bench.crew.seen) == seen  # nothing is done for a driver that has fallen
     assert free_slots(bench.capacity) == 64
     await done(bench, await bench.resume(run))
-    passed = [row for each in acknowledged for row in each.passes]
-    keys = {(row.step_ref, row.input_hash) for row in passed}
-    again = [work for work in bench.crew.seen[seen:] if any(work.step_ref == ref for ref, _ in keys)]
-    assert not {each.idempotency_key for each in again} & passed_keys(bench, passed, seen)
+    once = {idempotency_key_of(row, bench) for each in acknowledged for row in each.passes}
+    assert not once & {work.idempotency_key for work in bench.crew.seen[seen:]}
     assert_items_closed_once(await bench.log(run))
 
 
-def passed_keys(bench: Bench, passed: list[ReplayRow], before: int) -> set[str]:
-    """The idempotency keys of the steps that were on record as passed."""
-    lanes = {(row.step_ref, row.lane_json, row.occurrence) for row in passed}
-    return {
-        work.idempotency_key
-        for work in bench.crew.seen[:before]
-        if (work.step_ref, msgspec.json.encode(work.lane).decode(), work.occurrence) in lanes
-    }
+def idempotency_key_of(row: ReplayRow, bench: Bench) -> str:
+    """The key that the agent of a logged step was given."""
+    asked = (row.step_ref, row.lane_json, row.occurrence)
+    return next(
+        work.idempotency_key for work in bench.crew.seen if (work.step_ref, encode(work.lane), work.occurrence) == asked
+    )
+
+
+async def test_a_driver_that_lost_its_run_stops_and_writes_nothing(bench: Bench) -> None:
+    gate = bench.crew.hold("b")
+    run = await bench.launch(seq(CHAIN, fanout([0, 1], step("d"))))
+    await eventually(lambda: bench.crew.times("b"))
+    await bench.store.write(lambda tx: tx.update(RunRecord, (run.n,), epoch=run.epoch + 1))
+    before, gone = await everything(bench, run), bench.supervisor.settled(run.n)
+    gate.set()
+    await gone
+    assert await everything(bench, run) == before
+    assert bench.crew.times("c") == 0
+    assert (free_slots(bench.capacity), bench.supervisor.is_driving(run.n)) == (64, False)
+    await bench.store.write(lambda tx: tx.update(RunRecord, (run.n,), epoch=run.epoch))
+
+
+async def everything(bench: Bench, run: RunRecord) -> Any:
+    return await bench.get(run), await bench.attempts(run), await bench.rows(run), await bench.log(run)
+
+
+async def test_a_cancelled_run_leaves_no_work_and_no_slot(bench: Bench) -> None:
+    bench.crew.hold("a", "b")
+    run = await bench.launch(fanout(list(range(9)), first_or(step("a"), step("b"))))
+    await eventually(lambda: bench.crew.at_work == 9)
+    await bench.cancel(run)
+    assert (bench.crew.at_work, len(bench.crew.stopped), free_slots(bench.capacity)) == (0, 9, 64)
+    assert (await bench.get(run)).status == "cancelled"
+    assert_items_closed_once(await bench.log(run))
+
+
+async def test_a_bug_in_an_agent_interrupts_the_run_at_once_and_gives_all_slots_back(bench: Bench) -> None:
+    bench.crew.hold("a")
+
+    def bug(work: Assignment) -> Report:
+        raise ZeroDivisionError("a bug")
+
+    bench.crew.acts["b"] = bug
+    run = await bench.launch(fanout(list(range(9)), first_or(step("b"), step("a"))))
+    after = await bench.ended(run)
+    assert (after.status, result(after)) == (
+        "interrupted",
+        {"error": "the driver of this run ended without a result: a bug"},
+    )
+    assert (bench.crew.at_work, free_slots(bench.capacity)) == (0, 64)
+    assert_items_closed_once(await bench.log(run))
+
+
+# -- waits ------------------------------------------------------------------------------------------------------------
+
+
+def wait(**how: Any) -> Any:
+    return {"kind": "wait", **{name: lit(value) for name, value in how.items()}}
+
+
+async def test_a_wait_keeps_its_due_time_over_a_crash(bench: Bench) -> None:
+    run = await bench.launch(seq(wait(secs=100), step("a")))
+    await bench.waits_on(run, "timer")
+    assert [(each.step_ref, each.due_at) for each in await bench.attempts(run)] == [("@wait", NOON + 100_000)]
+    bench.clock.ms += 60_000
+    bench = await bench.crash()
+    run = await bench.resume(run)
+    await bench.waits_on(run, "timer")
+    assert [each.due_at for each in await bench.attempts(run)] == [NOON + 100_000] * 2
+    bench.clock.ms += 40_000
+    bench = await bench.crash()
+    await done(bench, await bench.resume(run))
+    assert (await bench.get(run)).waiting_on is None
+    assert [row.step_ref for row in await bench.rows(run)] == ["@wait", "a"]
+
+
+@pytest.mark.parametrize("until", ["2026-09-21T14:13:19Z", "2026-09-21t14:13:19.5z", "2026-09-21T16:13:20+02:00"])
+async def test_a_time_that_is_over_is_not_waited_for(bench: Bench, until: str) -> None:
+    await done(bench, await bench.launch(seq(wait(until=until), step("a"))))
+
+
+async def test_a_time_that_is_to_come_is_waited_for(bench: Bench) -> None:
+    run = await bench.launch(wait(until="2026-09-21T14:13:30Z"))
+    await bench.waits_on(run, "timer")
+    assert [each.due_at for each in await bench.attempts(run)] == [NOON + 10_000]
+
+
+@pytest.mark.parametrize("until", ["2026-02-30T00:00:00Z", "2026-01-01T24:30:00Z", "2026-01-01T00:00:00+99:99"])
+async def test_a_time_that_there_is_not_is_an_error_that_the_flow_can_catch(bench: Bench, until: str) -> None:
+    ctx = await done(bench, await bench.launch(guard(wait(until=until))))
+    assert ctx["err"] == f"type error in 'wait.until': expected an RFC 3339 time, got {encode(until)}"
+
+
+async def test_a_wait_that_lost_a_race_ends(bench: Bench) -> None:
+    run = await bench.launch(fanout([0, 1], first_or(wait(secs=1000), step("a")), "race"))
+    await done(bench, run)
+    assert [each.status for each in await bench.attempts(run)] == ["cancelled", "passed"]
+    assert_items_closed_once(await bench.log(run))

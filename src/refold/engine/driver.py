@@ -203,21 +203,27 @@ class Driver:
 
     def _grant(self) -> None:
         """Opens an attempt for whatever is in line and fits; the rest stays in line, without one (law 2)."""
-        for line in self._waiting.values():
+        took_slots = False
+        for needs, line in self._waiting.items():
             while line:
                 work = self._works.get(line[0])
                 if work is None:  # its lane has lost meanwhile
                     line.popleft()
                     continue
                 if not self._fits(work.dispatch.ref):
-                    self._tools.capacity.queue(self._wake)
                     break
+                took_slots |= needs != "none"
                 line.popleft()
                 if work.allowed_by is not None:
                     self._scribe.consume(work.allowed_by)
                     work.allowed_by = None
                 work.current = self._scribe.open(work.dispatch, work.current, self._due(work.dispatch))
                 work.status = None
+        still_waits = any(self._waiting.values())
+        if took_slots or not still_waits:
+            self._tools.capacity.leave(self._wake)  # and behind the other drivers, if it waits for more
+        if still_waits:
+            self._tools.capacity.queue(self._wake)
 
     def _heed(self, ticket: int, report: Message) -> None:
         """Takes a message: the report of an attempt, an answer, or (None) that a pause is over or a slot is free."""
@@ -362,6 +368,7 @@ class Driver:
                 self._cancel(work.dispatch.ref, work.task)
         for opened in self._scribe.opened:
             self._give(opened.dispatch.ref)  # granted a slot, and never started
+        self._tools.capacity.leave(self._wake)
         await asyncio.gather(*tasks, *self._leaving, self._questions.close(), return_exceptions=True)
 
     def _cancel(self, ref: str, task: asyncio.Task[None]) -> None:

@@ -173,15 +173,14 @@ class Operators:
             await self._offers.news.wait()
 
     @contextlib.contextmanager
-    def present(self, sid: str, holding: Collection[str] | None = None) -> Generator[None]:
+    def present(self, sid: str, holding: Collection[str] = ()) -> Generator[None]:
         """Marks `sid` as present inside the block. Its lease runs from the end of the last such block.
 
-        With `holding` it keeps that, and what else it holds is offered again. Raises InvalidId, NotFound.
+        It keeps the steps in `holding`; what else it holds is offered again. Raises InvalidId, NotFound.
         """
         self.get(sid)
         self._end_lease(sid)
-        if holding is not None:
-            self._offers.give_back(sid, keep=holding)
+        self._offers.give_back(sid, keep=holding)
         self._present[sid] += 1
         try:
             yield

@@ -29,7 +29,17 @@ from refold.errors import (
     RefoldError,
     ViewTruncated,
 )
-from refold.records import FRAMES, LogRecord, LogRow, LogType, RunRecord, RunStatus, SessionRecord, ValueRow
+from refold.records import (
+    FRAMES,
+    BoundaryRow,
+    LogRecord,
+    LogRow,
+    LogType,
+    RunRecord,
+    RunStatus,
+    SessionRecord,
+    ValueRow,
+)
 from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger, later
 from refold.service.tasks import NewTask, Tasks
@@ -353,22 +363,26 @@ class Sessions:
         """Compacts a Session by itself, once it has grown enough since its last boundary."""
         at = self._clock.now_ms()
 
-        def grown(tx: Tx) -> None:
+        def grown(tx: Tx) -> int | None:
             session = tx.get(SessionRecord, session_n)
             if session is None:
-                return
+                return None
             before = boundaries.latest(tx, session)
-            events = session.seq - (before.seq if before is not None else 0)
-            if events < self._settings.compact_events:
-                return
-            if events * 4 >= len(self._log.fold(tx, session).items):
-                self._install(tx, session, view.compacted(at, trigger="auto"))
+            since = 0 if before is None else before.seq
+            if session.seq - since < self._settings.compact_events:
+                return since
+            if (session.seq - since) * 4 < len(self._log.fold(tx, session).items):
+                return None
+            return self._install(tx, session, view.compacted(at, trigger="auto")).seq
 
-        await self._store.write(grown)
+        since = await self._store.write(grown)
+        if since is not None:  # growth is counted from the boundary, not from when somebody looked
+            self._looked_at[session_n] = since
 
-    def _install(self, tx: Tx, session: SessionRecord, record: LogRecord) -> None:
-        boundaries.install(tx, self._log, session, record)
+    def _install(self, tx: Tx, session: SessionRecord, record: LogRecord) -> BoundaryRow:
+        row = boundaries.install(tx, self._log, session, record)
         self._prune_in(tx, session.session_id)
+        return row
 
     async def _prune(self, session_id: str) -> None:
         if self._settings.retain_events:

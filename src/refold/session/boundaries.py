@@ -203,10 +203,10 @@ def _new_floor(reader: Reader, session: SessionRecord, rows: list[BoundaryRow], 
 
 def _take_away(tx: Tx, session: SessionRecord, floor: int) -> None:
     """Deletes the rows before `floor`, but for the openings of what is open there."""
-    rows = list(_rows_before(tx, session, floor))
+    rows = list(_rows_to(tx, session, floor))
     closed = {origin for _, kind, origin in rows if kind in _CLOSES}
     for seq, kind, _ in rows:
-        if kind not in _OPENS or seq in closed:
+        if seq < floor and (kind not in _OPENS or seq in closed):
             tx.delete(LogRow, session=session.n, seq=seq)
     tx.update(SessionRecord, (session.n,), floor=floor)
 
@@ -220,9 +220,9 @@ def _last_framed(reader: Reader, session: SessionRecord, before: int) -> LogRow 
     return None
 
 
-def _rows_before(reader: Reader, session: SessionRecord, seq: int) -> Iterator[tuple[int, str, int | None]]:
-    """Seq, type and origin of the rows before `seq`; also of openings that were kept when others were taken."""
+def _rows_to(reader: Reader, session: SessionRecord, seq: int) -> Iterator[tuple[int, str, int | None]]:
+    """Seq, type and origin of the rows up to `seq`; also of openings that were kept when others were taken."""
     at = 0
-    while rows := reader.find(LogRow, session=session.n, after=at, before=seq, limit=READ_ROWS):
+    while rows := reader.find(LogRow, session=session.n, after=at, before=seq + 1, limit=READ_ROWS):
         yield from ((row.seq, row.type, row.origin) for row in rows)
         at = rows[-1].seq

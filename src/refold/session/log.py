@@ -160,7 +160,8 @@ class SessionLog:
         For committed data only: inside a transaction that may yet fail, use `fold`. `begin` gives where a fold may
         begin, from what the caller has at hand anyway.
         """
-        kept = self._states.pop(session.n, None)
+        kept = self._kept(reader, session)
+        self._states.pop(session.n, None)  # also the caches' order: newest use last
         state, position = kept or (self._start(reader, self, session) if begin is None else begin())
         self._states[session.n] = (state, self._caught_up(reader, session, state, position))
         while len(self._states) > KEPT_STATES:
@@ -169,10 +170,17 @@ class SessionLog:
 
     def fold(self, reader: Reader, session: SessionRecord) -> ViewState:
         """The same fold as a value of the caller's own."""
-        kept = self._states.get(session.n)
+        kept = self._kept(reader, session)
         state, position = (kept[0].copy(), kept[1]) if kept is not None else self._start(reader, self, session)
         self._caught_up(reader, session, state, position)
         return state
+
+    def _kept(self, reader: Reader, session: SessionRecord) -> tuple[ViewState, Position] | None:
+        """The state that is kept, unless retention has meanwhile taken what it would go on from."""
+        kept = self._states.get(session.n)
+        if kept is None or (session.floor and kept[1] < self.floor(reader, session)):
+            return None
+        return kept
 
     def _caught_up(self, reader: Reader, session: SessionRecord, state: ViewState, position: Position) -> Position:
         while frames := self.after(reader, session, position):

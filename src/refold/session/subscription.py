@@ -58,6 +58,8 @@ class Subscription:
         self._behind = behind
         self._live = False
         self.position = after
+        self._cursor: str | None = None
+        """That of the last frame that was taken."""
 
     async def frames(self) -> AsyncIterator[Batch]:
         """Yields what is there, in batches, an empty one whenever the head is reached; ends once it is closed."""
@@ -70,7 +72,7 @@ class Subscription:
             if batch.frames:
                 at_head = False
                 yield batch
-                self.position = batch.frames[-1][0]
+                self._take(batch.frames)
             elif not at_head:
                 at_head = self._live = True
                 yield batch
@@ -85,7 +87,7 @@ class Subscription:
             if not frames:
                 return
             yield Batch(frames, batch.gap)
-            self.position = frames[-1][0]
+            self._take(frames)
 
     def close(self) -> None:
         """Ends `frames`: it hands out nothing more, also not what it is about to read."""
@@ -93,11 +95,26 @@ class Subscription:
         self._hub.close(self._session.n, self._bell)
         self._bell.set()
 
+    def _take(self, frames: Frames) -> None:
+        self.position, self._cursor = frames[-1][0], frames[-1][1]["params"]["viewCursor"]
+
     def _next(self, reader: Reader) -> Batch:
         head = reader.get(SessionRecord, self._session.n)
+        if head is not None and head.floor and self.position < self._log.floor(reader, head):
+            return self._over_the_floor(reader, head)
         if self._live and head is not None and head.seq - self.position.seq > self._behind:
             return self._jump(reader, head)
         return Batch(self._read(reader))
+
+    def _over_the_floor(self, reader: Reader, head: SessionRecord) -> Batch:
+        """What retention has taken from under a reader is a gap as well; paged, it is answered as truncated."""
+        earliest, left = self._log.earliest(reader, head), self._log.after(reader, head, self._log.floor(reader, head))
+        missed = {
+            "sessionId": head.session_id,
+            "after": self._cursor or earliest,
+            "next": left[0][1]["params"]["viewCursor"],
+        }
+        return Batch(left, {"method": "view/gap", "params": missed})
 
     def _jump(self, reader: Reader, head: SessionRecord) -> Batch:
         self._live = False  # what it is handed now is owed; only once it is at the head can it fall behind again
