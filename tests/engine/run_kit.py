@@ -249,7 +249,7 @@ class Bench:
             "blueprint": {"id": "test", "version": "0", "value": value},
             "init_ctx": ctx,
             "subprocess": "any",
-            "kick": msgspec.to_builtins(self._opening()),
+            "kick": msgspec.to_builtins(self.opening()),
         }
         owners = {"task": task.n, "task_id": task_id, "session": session.n, "session_id": session_id}
         run = tx.insert(
@@ -266,9 +266,10 @@ class Bench:
                 **owners,
             )
         )
-        return open_activation(tx, run, Verb.LAUNCH, self._opening(), self.clock.ms)
+        return open_activation(tx, run, Verb.LAUNCH, self.opening(), self.clock.ms)
 
-    def _opening(self) -> Opening:
+    def opening(self) -> Opening:
+        """How an activation begins that nobody asked for in words."""
         turn_id = self.clock.uuid7()
         return Opening(turn_id=turn_id, command_id=turn_id, trigger="test")
 
@@ -287,7 +288,7 @@ class Bench:
         """Resumes an interrupted Run and drives it."""
 
         def resume(tx: Any) -> RunRecord:
-            return open_activation(tx, tx.get(RunRecord, run.n), Verb.RESUME, self._opening(), self.clock.ms)
+            return open_activation(tx, tx.get(RunRecord, run.n), Verb.RESUME, self.opening(), self.clock.ms)
 
         resumed = await self.store.write(resume)
         self.supervisor.drive(resumed)

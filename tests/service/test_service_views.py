@@ -170,14 +170,15 @@ async def test_slow_readers_of_a_fast_writer_get_everything_once(app: App, crew:
         assert len(page) > len(kept) + 6 * 24
 
 
-async def test_what_is_appended_between_the_bell_and_the_read_is_delivered(app: App, crew: Crew) -> None:
-    """A read that has found nothing yet, while something comes in: nobody rings again for it."""
+@pytest.mark.parametrize("nth", [1, 2])
+async def test_what_is_appended_between_the_bell_and_the_read_is_delivered(app: App, crew: Crew, nth: int) -> None:
+    """The n-th read has found nothing, and before anybody can look something comes in: nobody rings again for it."""
     async with Line(app) as line:
         session = await grown(line, 1)
     row = await app.store.read(lambda reader: find_session(reader, session))
     head = (await log_rows(app, session))[-1]
     subscription = app.sessions.subscription(row, view.Position(head.seq, head.frames - 1))
-    read, late = app.store.read, iter([True, False])
+    read, late = app.store.read, iter([n == nth for n in range(1, 10)])
 
     async def slow(fn: Callable[[Reader], Any]) -> Any:
         found = await read(fn)

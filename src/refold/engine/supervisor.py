@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import traceback
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -149,9 +150,9 @@ class Supervisor:
         )
 
     async def _interrupt(self, run: RunRecord, error: Exception) -> RunRecord | None:
-        log.error("driver_fell", run_id=run.run_id, error=repr(error), exc_info=error)
-        at = self._clock.now_ms()
-        result = self._tools.secrets.redact({"error": f"the driver of this run ended without a result: {error}"})
+        at, redact = self._clock.now_ms(), self._tools.secrets.redact
+        log.error("driver_fell", run_id=run.run_id, exception=redact("".join(traceback.format_exception(error))))
+        result = redact({"error": f"the driver of this run ended without a result: {error}"})
 
         def close(tx: Tx) -> RunRecord | None:
             close_activation(tx, run, Verb.INTERRUPT, self.queue, at=at, result=result, reason="driver fell")
