@@ -16,6 +16,7 @@ from refold.engine.agents.operator import Offers, report_of
 from refold.engine.agents.output import folded
 from refold.errors import Unprocessable
 from refold.flowir import AgentDef, Blocked, Failed, Pass, Skip, Verdict
+from refold.flowir.lint import lint
 from refold.records import Json
 
 LIMIT = 1000
@@ -136,6 +137,22 @@ def test_without_a_server_an_operator_step_fails_and_says_why() -> None:
     agent = AgentDef(name="op", kind=OPERATOR, spec={})
     report = asyncio.run(performer(agent, Tools(reaper=Ledger())).perform(assignment(agent, None)))
     assert isinstance(report.outcome, Failed) and "operators cannot attach" in report.outcome.text
+
+
+@pytest.mark.parametrize(
+    ("spec", "faults"),
+    [
+        ({}, []),
+        ({"instructions": "carefully", "submit_format": "json", "operator_ref": "main", "mine": [1]}, []),
+        ({"instructions": 1}, ["$.agents[0].spec.instructions"]),
+        ({"submit_format": "yaml"}, ["$.agents[0].spec.submit_format"]),
+    ],
+)
+def test_a_blueprint_names_operators_and_what_is_the_authors_own_stays(spec: Json, faults: list[str]) -> None:
+    step = {"kind": "step", "ref": "op", "in": {"op": "lit", "value": 1}, "out": {"op": "path", "at": "$.x"}}
+    blueprint = {"id": "b", "flow": step, "agents": [{"name": "op", "kind": OPERATOR, "spec": spec}]}
+    found = lint(blueprint).faults
+    assert [fault["path"] for fault in found] == faults
 
 
 # -- offers -----------------------------------------------------------------------------------------------------------

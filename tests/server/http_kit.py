@@ -1,6 +1,6 @@
 """What the tests of the HTTP door share: a door within this process, and agents that wait for the test.
 
-A `Door` is asked over ASGI: no socket, no thread. `gate` is an agent that answers once the test opens it, so nothing
+A `Door` is asked over ASGI: no socket, no thread. A `Server` is a whole one, for what only sockets show. `gate` is an agent that answers once the test opens it, so nothing
 here sleeps.
 """
 
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, Final
 from unittest import mock
@@ -16,6 +17,8 @@ from unittest import mock
 import httpx
 import uuid_utils
 
+from refold.server.config import Config, Home
+from refold.server.host import hold
 from refold.server.http import http_app
 from refold.server.rpc import Rpc
 from refold.service.app import App, Settings
@@ -92,6 +95,44 @@ async def opened(store: Path | None = None, **settings: Any) -> AsyncIterator[Do
         yield Door(app, gate)
     finally:
         await app.close()
+
+
+class Server:
+    """A whole server, with its own loop in a thread and its door on a port of the loopback."""
+
+    def __init__(self, home: Path, bind: str = "127.0.0.1:0") -> None:
+        self._home = Home(home)
+        self._bind = bind
+        self._ready = threading.Event()
+        self._end: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.url = self.token = ""
+
+    def run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        async with hold(Config(bind=self._bind, store=str(self._home.path / "refold.db")), self._home) as host:
+            self.url, self.token = host.url, self._home.token()
+            self._ready.set()
+            await self._end.wait()
+
+    @contextlib.contextmanager
+    def serving(self) -> Iterator[Server]:
+        thread = threading.Thread(target=self.run)
+        thread.start()
+        assert self._ready.wait(20)
+        try:
+            yield self
+        finally:
+            assert self._loop is not None and self._end is not None
+            self._loop.call_soon_threadsafe(self._end.set)
+            thread.join(20)
+            assert not thread.is_alive()
+
+    def headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"}
 
 
 def uuid7() -> str:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
 import json
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -16,7 +13,7 @@ import httpx
 import msgspec
 import pytest
 import schemathesis
-from http_kit import TOKEN, Door, assign, blueprint, launching, step
+from http_kit import TOKEN, Door, Server, assign, blueprint, launching, step
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from jsonschema_rs import Draft202012Validator
 from schemathesis import GenerationMode
@@ -30,10 +27,8 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from refold.server.bodies import LaunchBody, RekickBody
-from refold.server.config import Config, Home
 from refold.server.contract import PATH_IDS, Media, NoQuery, Scope
-from refold.server.host import hold
-from refold.server.openapi import document
+from refold.server.openapi import document, table
 from refold.server.routes import ROUTES
 
 Json = Any
@@ -152,43 +147,6 @@ QUICK = settings(
 """Cases an operation. All of them together stay within half a minute."""
 
 
-class Server:
-    """A whole server, with its own loop in a thread and its door on a port of the loopback."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = Home(home)
-        self._ready = threading.Event()
-        self._end: asyncio.Event | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self.url = self.token = ""
-
-    def run(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        async with hold(Config(bind="127.0.0.1:0", store=str(self._home.path / "refold.db")), self._home) as host:
-            self.url, self.token = host.url, self._home.token()
-            self._ready.set()
-            await self._end.wait()
-
-    @contextlib.contextmanager
-    def serving(self) -> Iterator[Server]:
-        thread = threading.Thread(target=self.run)
-        thread.start()
-        assert self._ready.wait(20)
-        try:
-            yield self
-        finally:
-            assert self._loop is not None and self._end is not None
-            self._loop.call_soon_threadsafe(self._end.set)
-            thread.join(20)
-            assert not thread.is_alive()
-
-    def headers(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token}"}
-
-
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("home")).serving() as server:
@@ -272,3 +230,11 @@ def test_without_the_token_the_server_tells_nothing(server: Server, secret: str)
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         assert http.get("/openapi.json", headers=headers).status_code == 401
         assert http.get("/openapi.json", headers=server.headers()).json()["openapi"] == "3.1.0"
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_for_people_shows_every_route() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
+    assert table() + "\n\n" in page, "write it anew: scripts/http-page"

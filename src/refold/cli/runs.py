@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from refold.canonical import decode_strict
 from refold.cli.doors import configured, database, give, holder, say, through
 from refold.cli.files import read_blueprint
+from refold.cli.following import follow
 from refold.client.api import Api
 from refold.errors import InvalidRequest, NotFound
 
 Json = Any
-
-EXIT: Final[Mapping[str, int]] = {"done": 0, "failed": 1, "cancelled": 1, "interrupted": 4}
-POLL_SECS: Final = 0.05
 
 Flag = Annotated[bool, Parameter(negative=())]
 
@@ -30,6 +26,7 @@ def run(
     *,
     ctx: str | None = None,
     detach: Flag = False,
+    wait: Flag = False,
     work_dir: Path | None = None,
     store: str | None = None,
     json: Flag = False,
@@ -44,6 +41,8 @@ def run(
         The initial ctx: JSON, or @FILE.
     detach
         Start it and come back at once; needs a server.
+    wait
+        Wait also while the Run waits for a person; without it the command shows what is asked, and ends.
     work_dir
         The folder that agents work in; default this one.
     store
@@ -65,7 +64,7 @@ def run(
         started = api.post("/v1/tasks", body)
         if detach:
             return _show_ids(started, as_json=json)
-        return _follow(api, started["run_id"], as_json=json)
+        return follow(api, started["run_id"], as_json=json, wait=wait)
 
     if detach and holder(home, config) is None:
         raise InvalidRequest("--detach needs a server that goes on with the Run; start `refold serve` first")
@@ -73,7 +72,13 @@ def run(
 
 
 def resume(
-    run_id: str, *, preview: Flag = False, no_wait: Flag = False, store: str | None = None, json: Flag = False
+    run_id: str,
+    *,
+    preview: Flag = False,
+    no_wait: Flag = False,
+    wait: Flag = False,
+    store: str | None = None,
+    json: Flag = False,
 ) -> int:
     """Resumes an interrupted Run under its own id and waits for its result.
 
@@ -85,6 +90,8 @@ def resume(
         Show what would be replayed and what would run; change nothing.
     no_wait
         Come back as soon as it runs; needs a server.
+    wait
+        Wait also while the Run waits for a person; without it the command shows what is asked, and ends.
     store
         The store's file; default $REFOLD_HOME/store/refold.db.
     json
@@ -97,7 +104,7 @@ def resume(
             return _show_preview(api.post(f"/v1/runs/{run_id}/resume?preview=true"), as_json=json)
         resumed = api.post(f"/v1/runs/{run_id}/resume")
         say(f"resumed {run_id}: {resumed['replayed_steps']} finished steps are not run again")
-        return _show_ids(resumed, as_json=json) if no_wait else _follow(api, run_id, as_json=json)
+        return _show_ids(resumed, as_json=json) if no_wait else follow(api, run_id, as_json=json, wait=wait)
 
     return through(home, config, go)
 
@@ -112,6 +119,7 @@ def rerun(
     blueprint: Literal["pinned", "head"] | None = None,
     preview: Flag = False,
     no_wait: Flag = False,
+    wait: Flag = False,
     store: str | None = None,
     json: Flag = False,
 ) -> int:
@@ -135,6 +143,8 @@ def rerun(
         Show what would be replayed and what would run; change nothing.
     no_wait
         Come back as soon as it runs; needs a server.
+    wait
+        Wait also while the Run waits for a person; without it the command shows what is asked, and ends.
     store
         The store's file; default $REFOLD_HOME/store/refold.db.
     json
@@ -150,7 +160,7 @@ def rerun(
             return _show_preview(api.post(f"/v1/runs/{run_id}/rerun-from?preview=true", asked), as_json=json)
         done = api.post(f"/v1/runs/{run_id}/rerun-from", asked)
         say(f"rerunning {run_id}: {done['replayed_steps']} steps kept, {done['dropped_steps']} cut")
-        return _show_ids(done, as_json=json) if no_wait else _follow(api, run_id, as_json=json)
+        return _show_ids(done, as_json=json) if no_wait else follow(api, run_id, as_json=json, wait=wait)
 
     return through(home, config, go)
 
@@ -222,33 +232,6 @@ def show(run_id: str, *, store: str | None = None, json: Flag = False) -> int:
     steps = record["step_entries"]
     _table(columns, [[s["step_ref"], s["status"] or "-", s["attempt"], s["lane"], s["duration_ms"]] for s in steps])
     return 0
-
-
-def _follow(api: Api, run_id: str, *, as_json: bool) -> int:
-    seen = -1
-    while (record := api.get(f"/v1/runs/{run_id}"))["status"] in ("running", "pending"):
-        ended = sum(step["ended_at"] is not None for step in record["step_entries"])
-        if sys.stderr.isatty() and ended != seen:
-            sys.stderr.write(f"\r{run_id}  {record['status']}  {ended} steps ended ")
-            sys.stderr.flush()
-        seen = ended
-        time.sleep(POLL_SECS)
-    if sys.stderr.isatty():
-        sys.stderr.write("\n")
-    code = EXIT[record["status"]]
-    if as_json:
-        give({"run_id": run_id, "task_id": record["task_id"], "status": record["status"], **_ending(record)})
-    else:
-        give(record["result_ref"])
-    if code:
-        say(f"{run_id} {record['status']}: {record['result_ref']}")
-    if record["status"] == "interrupted":
-        say(f"go on with: refold resume {run_id}")
-    return code
-
-
-def _ending(record: Json) -> Json:
-    return {"final_ctx" if record["status"] == "done" else "result_ref": record["result_ref"]}
 
 
 def _show_preview(found: Json, *, as_json: bool) -> int:

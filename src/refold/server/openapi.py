@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document: made from the table of routes and the structs it names, never written by hand.
+"""The OpenAPI 3.1 document, and the table in docs/http.md: made from the table of routes, never written by hand.
 
 It says what is checked, because both come from the same types. Every error has one shape, `Error`; which statuses a
 route can answer follows from its row.
@@ -160,3 +160,26 @@ def _refusals(rows: Iterable[Row], schemas: _Schemas) -> Mapping[str, Json]:
     statuses = sorted({status for row in rows for status in row.statuses})
     refusals = {str(status): {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
     return {**refusals, _FAULT: {"description": "A fault of the server's.", "content": content}}
+
+
+# -- for people -------------------------------------------------------------------------------------------------------
+
+
+def table(rows: Iterable[Row] = ROUTES) -> str:
+    """The routes as a table in Markdown, as docs/http.md shows them."""
+    lines = ["| route | what it does | takes | answers |", "|---|---|---|---|"]
+    for row in rows:
+        answers = ", ".join(map(str, row.answers))
+        lines.append(f"| `{row.verb} {row.path}` | {row.summary} | {_takes(row)} | {answers} |")
+    return "\n".join(lines)
+
+
+def _takes(row: Row) -> str:
+    """The names that the query and the body may have; those that must be there are bold."""
+    query = [f"`?{field.encode_name}`" for field in msgspec.structs.fields(row.query)]
+    if row.body is None:
+        return " ".join(query)
+    if row.body is Any:
+        return " ".join([*query, "a Blueprint"])
+    body = [f"**`{f.encode_name}`**" if f.required else f"`{f.encode_name}`" for f in msgspec.structs.fields(row.body)]
+    return " ".join([*query, *body])
