@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -174,6 +175,14 @@ def test_only_the_store_the_composition_root_and_the_read_only_peek_name_a_back_
         if each.name.endswith((".SqliteStore", ".MemoryStore")) or ".store.sqlite" in each.name
     }
     assert users <= {"service/app.py", "cli/runs.py", "cli/upkeep.py"}, users
+
+
+def test_the_gates_of_pyproject_speak_of_the_same_house() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    layers, core, *_ = tool["importlinter"]["contracts"]
+    assert [set(layer.split(" | ")) for layer in layers["layers"]] == [set(layer) for layer in LAYERS]
+    named = [f"refold.{member}" for member in CORE]
+    assert core["source_modules"] == tool["coverage"]["run"]["source_pkgs"] == named
 
 
 # -- the core ---------------------------------------------------------------------------------------------------------

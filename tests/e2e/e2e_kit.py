@@ -88,12 +88,12 @@ class Home:
         assert process.poll() is None, self.said()
         return process
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, input: str = "") -> subprocess.CompletedProcess[str]:
         """Runs a command to its end."""
         return subprocess.run(
             [*REFOLD, *arguments],
             env=self.environment,
-            stdin=subprocess.DEVNULL,
+            input=input,
             capture_output=True,
             text=True,
             timeout=PATIENCE_SECS,

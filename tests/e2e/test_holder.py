@@ -70,6 +70,17 @@ def test_an_attached_client_ends_with_its_input_and_the_holder_stays(home: Home)
     assert home.api.get("/v1/status")["version"]
 
 
+@pytest.mark.parametrize("served", [True, False], ids=["attached", "holding"])
+def test_questions_from_a_pipe_are_all_answered(home: Home, served: bool) -> None:
+    """The input has ended long before the answers are there."""
+    if served:
+        home.serve()
+    questions = [HELLO, {"jsonrpc": "2.0", "method": "initialized"}, *({**LIST, "id": n} for n in range(2, 40))]
+    said = home.run("msp", input="".join(json.dumps(each) + "\n" for each in questions))
+    assert said.returncode == 0
+    assert [json.loads(line)["id"] for line in said.stdout.splitlines()] == list(range(1, 40))
+
+
 def test_a_second_server_is_refused_names_the_holder_and_touches_nothing(home: Home) -> None:
     server = home.serve()
     home.hold("b")

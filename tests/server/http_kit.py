@@ -1,7 +1,7 @@
 """What the tests of the HTTP door share: a door within this process, and agents that wait for the test.
 
-A `Door` is asked over ASGI: no socket, no thread. A `Server` is a whole one, for what only sockets show. `gate` is an agent that answers once the test opens it, so nothing
-here sleeps.
+A `Door` is asked over ASGI: no socket, no thread. A `Server` is a whole one, for what only sockets show. `gate` is an
+agent that answers once the test opens it, so nothing here sleeps.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ CHECKS = [
     response_headers_conformance,
 ]
 QUICK = settings(
-    max_examples=10, phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    max_examples=6, phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 """Cases an operation. All of them together stay within half a minute."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -463,6 +464,22 @@ async def test_a_fault_of_the_store_at_an_expiry_leaves_no_run_that_waits_for_ev
     await app.runs.resume(run.run_id)
     assert result(await ended(app, run))["ok"]["decision"] == "expired"
     assert len(await requests(app, run)) == 1
+
+
+async def test_a_question_cannot_expire_before_it_is_on_record(app: App, crew: Crew) -> None:
+    """Its time is over while its commit is under way: there is nothing yet that could be settled."""
+    commit = app.store.commit
+
+    async def slow(step: Any) -> Any:
+        until = time.monotonic() + 0.02
+        while time.monotonic() < until:
+            await asyncio.sleep(0)
+        return await commit(step)
+
+    app.store.commit = slow
+    run = await launch(app, flow(approve(expires_secs=0.001, on_deny="continue")))
+    assert result(await ended(app, run))["ok"]["decision"] == "expired"
+    await judged(app, run)
 
 
 async def test_an_answer_that_comes_while_the_driver_is_made_is_heard(

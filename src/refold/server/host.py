@@ -75,6 +75,7 @@ async def _door(app: App, config: Config, home: Home, lock: StoreLock | None) ->
             http_app(app, rpc, home.token(), names),
             log_config=None,
             access_log=False,
+            server_header=False,
             lifespan="off",
             ws="websockets-sansio",
             ws_per_message_deflate=False,
