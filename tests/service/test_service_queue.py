@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from service_kit import Crew, House, Line, Refused, answer, ended, faults, flow, path, result, step
+from service_kit import Crew, House, Line, Refused, ended, faults, flow, lit, path, result, step
 
+from refold.canonical import decode, encode
 from refold.engine.agents import Assignment, Report
 from refold.flowir import Failed, Pass
 from refold.records import LogRow, LogType, RunRecord, RunStatus, SessionRecord
@@ -143,7 +145,11 @@ async def test_a_resume_runs_its_own_run_first_and_then_the_queue(house: House, 
 
 
 async def test_a_turn_knows_its_number_and_what_the_last_done_one_left(app: App, crew: Crew) -> None:
-    crew.acts["s"] = lambda work: Report(Failed("no")) if work.directive["input"] == "two" else answer(work)
+    def act(work: Assignment) -> Report:
+        text = work.directive["input"]
+        return Report(Failed("no") if text == "two" else Pass(f"heard {text}"))
+
+    crew.acts["s"] = act
     async with Line(app) as line:
         session, turns = await queued(line, crew, "one", "two", "three")
         crew.free("s")
@@ -169,6 +175,30 @@ async def test_what_a_turn_remembers_is_bounded(app: App, crew: Crew) -> None:
             depth += 1
         depths.append(depth)
     assert depths == [min(n, 9) for n in range(14)]
+
+
+async def test_lanes_do_not_multiply_what_a_turn_remembers(app: App, crew: Crew) -> None:
+    """Lanes begin with the whole ctx and end as values in it: 3 lanes, 12 turns, and 3¹² copies of the first turn."""
+    lanes = {
+        "kind": "fanout",
+        "items": lit([1, 2, 3]),
+        "bind": path("$.i"),
+        "join": "all",
+        "out": path("$.lanes"),
+        "body": step("s", path("$.input")),
+    }
+    await app.blueprints.add(flow(lanes, id="lanes"))
+    async with Line(app) as line:
+        session = await line.start("lanes")
+        for n in range(12):
+            await line.turn_ended((await line.turn(session, str(n)))["turnId"])
+    told = [decode(run.input_json or "")["init_ctx"] for run in await runs(app)]
+    sizes = [len(encode(ctx)) for ctx in told]
+    assert max(sizes) < 20 * sizes[1]
+    for before, ctx in itertools.pairwise(told):
+        assert [lane["s"]["got"] for lane in ctx["previous"]["lanes"]] == [before["input"]] * 3
+        assert [lane["previous"] for lane in ctx["previous"]["lanes"]] == [None] * 3
+        assert ctx["previous"]["input"] == before["input"]
 
 
 async def test_a_queued_turn_that_is_cancelled_leaves_the_queue_and_says_so(app: App, crew: Crew) -> None:

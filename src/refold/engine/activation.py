@@ -344,9 +344,26 @@ def _previous_ctx(tx: Tx, session_n: int) -> Json:
 
 
 def _bounded(ctx: Json, levels: int) -> Json:
+    """The ctx with so many more turns behind it. A lane's copy of `previous` is left out: lanes begin with the whole
+    ctx, so three of them would remember the turn before three times, that one its own three times, and so on."""
     if not isinstance(ctx, dict) or "previous" not in ctx:
         return ctx
-    return ctx | {"previous": _bounded(ctx["previous"], levels - 1) if levels else None}
+    own = ctx["previous"]
+    return {
+        name: (_bounded(own, levels - 1) if levels else None) if name == "previous" else _without(value, own)
+        for name, value in ctx.items()
+    }
+
+
+def _without(value: Json, previous: Json) -> Json:
+    if isinstance(value, list):
+        return [_without(each, previous) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        name: None if name == "previous" and inside == previous else _without(inside, previous)
+        for name, inside in value.items()
+    }
 
 
 def _end_attempts(tx: Tx, run: RunRecord, at: int) -> tuple[list[LogRecord], list[Json]]:
