@@ -133,7 +133,10 @@ def test_every_record_of_what_was_executed_is_told_once_and_in_order(log: Log) -
     told = [(row.seq, KINDS[LogType(row.type)]) for row in log.rows if row.type in KINDS]
     trace = view.trace(activation(), log.rows)
     assert [(each["seq"], each["kind"]) for each in trace] == told
-    steps = {row.item_id: decode(row.body_json)["ref"] for row in log.rows if row.type == LogType.STEP_DISPATCHED}
-    for each in trace:
-        assert each.get("step_ref") == steps.get(each.get("step_id"))
+    rows = [row for row in log.rows if row.type in KINDS]
+    refs: dict[str | None, str] = {}
+    for row, each in zip(rows, trace, strict=True):
+        if row.type in (LogType.STEP_DISPATCHED, LogType.STEP_REATTEMPTED):
+            refs[row.item_id] = decode(row.body_json)["ref"]
+        assert each.get("step_ref") == refs.get(row.item_id)
         assert set(each) <= {"seq", "ts", "kind", "step_ref", "attempt", "step_id", "payload"}

@@ -11,6 +11,7 @@ import pytest
 
 from refold.cli.main import app
 from refold.flowir import parse_blueprint
+from refold.service.references import References
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -37,7 +38,7 @@ def test_scripts_can_be_run(script: str) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=[example.name for example in EXAMPLES])
 def test_examples_have_no_faults(example: Path) -> None:
-    parse_blueprint(json.loads(example.read_text()))
+    parse_blueprint(References((example.parent,)).expand(json.loads(example.read_text())))
 
 
 def test_the_flow_of_the_readme_has_no_faults() -> None:
