@@ -326,6 +326,19 @@ async def test_wherever_a_commit_fails_the_run_is_interrupted_and_loses_nothing(
     assert_items_closed_once(await bench.log(run))
 
 
+async def test_a_server_that_stops_waits_for_no_store_to_recover(bench: Bench) -> None:
+    run = await bench.launch(CHAIN)
+    bench.door.shuts_before = 1
+    await eventually(lambda: bench.door.failures > 1)
+    await bench.supervisor.stop_all()
+    bench.door.shuts_before = None
+    names = {task.get_name() for task in asyncio.all_tasks()}
+    assert not [name for name in names if run.run_id in name]
+    assert (await bench.get(run)).status == "running"
+    await bench.boot()
+    assert (await bench.get(run)).status == "interrupted"
+
+
 def idempotency_key_of(row: ReplayRow, bench: Bench) -> str:
     """The key that the agent of a logged step was given."""
     asked = (row.step_ref, row.lane_json, row.occurrence)

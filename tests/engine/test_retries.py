@@ -200,6 +200,16 @@ async def test_an_attempt_that_takes_too_long_is_stopped_and_tried_again_as_a_ti
 
 
 @pytest.mark.anyio
+async def test_an_agent_that_raises_a_timeout_of_its_own_has_a_bug_and_did_not_take_too_long(bench: Bench) -> None:
+    def raises(work: Assignment) -> Report:
+        raise TimeoutError("of its own")
+
+    bench.crew.acts["a"] = raises
+    after = await bench.ended(await bench.launch(step("a"), agent("a", timeout_secs=1000)))
+    assert (after.status, result(after)["error"].rpartition(": ")[2]) == ("interrupted", "of its own")
+
+
+@pytest.mark.anyio
 async def test_a_timeout_without_a_retry_fails_the_step(bench: Bench) -> None:
     bench.crew.hold("a")
     run = await bench.launch(guard(step("a")), agent("a", timeout_secs=0.01))

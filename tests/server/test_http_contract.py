@@ -301,6 +301,7 @@ async def walk(door: Door, path: str, limit: int) -> list[Json]:
     items, cursor = [], None
     while True:
         came = await door.ask("GET", path, params={"limit": limit} | ({"cursor": cursor} if cursor else {}))
+        assert cursor is None or came["items"], "a cursor leads to something"
         assert len(came["items"]) <= limit
         items += came["items"]
         cursor = came["next_cursor"]

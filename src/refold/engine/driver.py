@@ -356,7 +356,7 @@ class Driver:
         if self._tools.secrets.is_silent and outcome is report.outcome:
             return report
         said = msgspec.structs.asdict(outcome)
-        clean = {name: self._tools.secrets.redact(member) for name, member in said.items() if name != "kind"}
+        clean = {name: self._tools.secrets.redact(member) for name, member in said.items()}
         return Report(msgspec.structs.replace(outcome, **clean), report.mended, report.cause)
 
     async def _stop_all(self) -> None:
