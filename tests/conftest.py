@@ -1,4 +1,4 @@
-"""Hypothesis profiles: `HYPOTHESIS_PROFILE=long pytest tests/core` looks for longer.
+"""Hypothesis profiles: `HYPOTHESIS_PROFILE=long pytest --timeout 0 tests/core` looks for longer.
 
 `few` is that of `scripts/coverage-core`: the same examples every time, so that nothing is covered by luck.
 """

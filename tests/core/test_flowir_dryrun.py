@@ -63,6 +63,9 @@ def assert_plan_is_right(life: Life, target: Target, plan: Plan) -> None:
             assert not matches(target, key, place), f"{key} was not withheld"
             assert key in kept, f"{key} was not kept"
     assert life.live <= kept | set(map(key_of, plan.dropped))
+    standing = [row for row in life.standing if row not in plan.dropped_decisions]
+    for rows in (plan.dropped, plan.dropped_decisions):
+        assert live_rows(rows, standing) == list(rows), "what a decision has retired, and still does, was cut"
     for row in live_rows(life.standing, life.standing):
         winner = Place((*lane_of(row), (row.fork, row.winner)), 0, -1)
         if not any(is_within(place, winner.lane) for place in life.places.values()):
@@ -352,6 +355,17 @@ def test_what_losers_had_before_a_race_that_runs_again_is_cut_with_the_decision(
     assert plan.retired == [[1, len(life.rows) + 1]]
 
 
+def test_what_was_decided_in_a_lane_that_lost_is_left_with_that_lane():
+    flow = fanout([0, 1], seq(fanout([0, 1], step("a", "$.i", "$.a"), "race", "$.r"), step("b", 1, "$.b")), "race")
+    life = next(
+        life for seed in range(99) if len((life := ran(seq(flow, step("c", 1, "$.c")), seed=seed)).decisions) == 3
+    )
+    assert life.plan(Target(step_ref="c")).dropped_decisions == ()
+    lost = [row for row in life.decisions if row not in live_rows(life.decisions, life.decisions)]
+    inner = life.plan(Target(step_ref="b"))
+    assert len(lost) == 1 and lost[0] not in inner.dropped_decisions  # live again, and its lane settles as before
+
+
 def test_a_step_of_a_lane_that_is_given_up_is_not_listed():
     """Lane 1 needs nothing and wins at once: lane 0 is never asked, neither in a preview nor in a resume."""
     flow = fanout([0, 1], branch(binary("eq", "$.i", 0), step("a", 1, "$.a"), seq()), "race")
@@ -359,6 +373,13 @@ def test_a_step_of_a_lane_that_is_given_up_is_not_listed():
     plan = life.plan()
     assert (shown(plan), plan.stopped_at) == (["b[]: runs, never finished"], ("b",))
     assert life.plan(Target(step_ref="a")).withheld == 0
+
+
+def test_lanes_of_a_race_that_wait_for_earlier_ones_are_not_run_by_a_preview():
+    """Lane 1 needs nothing and would win at once, but it is started only if lane 0 ends, which then has won."""
+    lanes = branch(binary("eq", "$.i", 0), step("a", 1, "$.a"), seq())
+    life = ran(seq(fanout([0, 1], lanes, "race", concurrency=1), step("b", 1, "$.b")), most=0)
+    assert shown(life.plan()) == ["a[0]: runs, never finished"]
 
 
 def test_a_refusal_is_answered_with_and_said_to_be_asked_again():

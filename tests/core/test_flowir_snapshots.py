@@ -165,6 +165,22 @@ def test_a_row_whose_base_is_gone_is_damage() -> None:
 ROWS, KIB = 2_000, 1024
 
 
+def test_no_row_is_far_from_a_whole_one() -> None:
+    """Reading one row reads the deltas back to a whole one: never more of them than it is long, and the last one."""
+    log, ctx = Log(), {}
+    for number in range(ROWS):
+        log.passed(ctx, number)
+        ctx = path.write(ctx, (f"k{number % 300}",), number)
+    wholes, since, whole = 0, 0, 0
+    for text in (row.ctx_snapshot_json for row in log.rows):
+        if '"base"' not in text:
+            wholes, since, whole = wholes + 1, 0, len(text)
+            continue
+        assert since < whole
+        since += len(text)
+    assert wholes > 10
+
+
 @pytest.mark.parametrize(
     ("lanes", "below"), [(1, ()), (1, ("all",)), (50, ()), (2, ())], ids=["sequence", "nested", "fan-out", "long lanes"]
 )

@@ -80,10 +80,10 @@ class Home:
         self._started.append(process)
         return process
 
-    def serve(self, *flags: str, command: Sequence[str] = REFOLD) -> subprocess.Popen[bytes]:
+    def serve(self, *flags: str, command: Sequence[str] = REFOLD, **how: Any) -> subprocess.Popen[bytes]:
         """Starts a server and returns once its door is open."""
         (self.folder / "server.json").unlink(missing_ok=True)
-        process = self.spawn([*command, "serve", "--bind", "127.0.0.1:0", "--subprocess", "any", *flags])
+        process = self.spawn([*command, "serve", "--bind", "127.0.0.1:0", "--subprocess", "any", *flags], **how)
         within("server.json", lambda: self.server_file.exists() or process.poll() is not None)
         assert process.poll() is None, self.said()
         return process

@@ -52,6 +52,17 @@ def test_attached_clients_end_with_69_when_the_holder_dies_and_attach_anew(home:
     assert ask(speak(home), LIST)["result"]["sessions"] == []
 
 
+def test_a_log_that_nobody_reads_any_more_stops_no_server(home: Home) -> None:
+    """The pipe to a log collector that has died: each line raises in who writes it, unless it is dropped."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    server = home.serve(stderr=writing)
+    os.close(writing)
+    home.reached(home.launch(home.chain("a"), input=1), "done")
+    server.terminate()  # talks too
+    assert ended(server) == 0
+
+
 def test_attached_clients_end_with_69_when_the_holder_leaves_in_order(home: Home) -> None:
     server = home.serve()
     attached = speak(home)

@@ -25,9 +25,10 @@ import pytest
 
 from refold.client.api import Api, Refusal, Unreachable
 
-pytestmark = pytest.mark.e2e
-
 KILLS = int(os.environ.get("REFOLD_KILLS", "8"))
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120 + 30 * KILLS)]
+
 RUNS, STEPS = 4, 6
 
 WORKER = r"""

@@ -48,15 +48,14 @@ class Door:
         self.app = app
         self.gate = gate
         self.asgi = http_app(app, Rpc(app, "/home"), TOKEN, [HOST, "localhost:7777", "[::1]:7777"])
-        self._client = httpx.AsyncClient(
-            transport=httpx.ASGITransport(self.asgi), base_url=f"http://{HOST}", timeout=PATIENCE_SECS
-        )
+        self._client = httpx.AsyncClient(transport=httpx.ASGITransport(self.asgi), base_url=f"http://{HOST}")
 
     async def send(self, verb: str, path: str, body: Json = None, *, token: str = TOKEN, **more: Any) -> httpx.Response:
         """A whole answer. `more` is what httpx takes: `content`, `params`, `headers`."""
         headers = ({"Authorization": f"Bearer {token}"} if token else {}) | more.pop("headers", {})
         given = {} if body is None else {"json": body}
-        return await self._client.request(verb, path, headers=headers, **given, **more)
+        async with asyncio.timeout(PATIENCE_SECS):
+            return await self._client.request(verb, path, headers=headers, **given, **more)
 
     async def ask(self, verb: str, path: str, body: Json = None, *, status: int = 200, **more: Any) -> Json:
         """The JSON of an answer that must have this status."""

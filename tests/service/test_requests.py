@@ -365,6 +365,28 @@ async def test_an_answer_and_the_loss_of_its_lane_may_cross(app: App, crew: Crew
     assert (request.status, request.consumed) == (RequestStatus.RESOLVED, True)
 
 
+async def test_an_approved_step_whose_lane_lost_in_line_for_its_slot_ends_once(house: House, crew: Crew) -> None:
+    """Approved, but not begun: no attempt ends its item, so the loss of its lane must."""
+    app = await house.open(max_concurrent_steps=1)
+    body = {
+        "kind": "branch",
+        "cond": {"op": "eq", "lhs": path("$.i"), "rhs": lit(0)},
+        "then": step("x", 1),
+        "else": step("a", 1),
+    }
+    lanes = {"kind": "fanout", "items": lit([0, 1]), "bind": path("$.i"), "join": "race", "out": path("$.out")}
+    crew.hold("x")
+    run = await launch(app, with_agent(flow(lanes | {"body": body}), "a", approval="required"))
+    await crew.begun("x")
+    (request,) = await requests(app, run)
+    await app.requests.decide(request.request_id, decision="approved")
+    crew.free("x")
+    assert (await ended(app, run)).status == "done"
+    assert sorted(item["status"] for item in await items(app, run)) == ["cancelled", "completed"]
+    (request,) = await requests(app, run)
+    assert (request.consumed, crew.times("a")) == (True, 0)
+
+
 # -- many doors -------------------------------------------------------------------------------------------------------
 
 

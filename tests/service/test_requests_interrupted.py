@@ -20,13 +20,29 @@ from request_kit import (
     shown,
     with_agent,
 )
-from service_kit import Crew, House, Json, Line, Refused, ended, flow, launch, path, result, step, undriven, uuid7
+from service_kit import (
+    PATIENCE_SECS,
+    Crew,
+    House,
+    Json,
+    Line,
+    Refused,
+    ended,
+    flow,
+    launch,
+    path,
+    result,
+    step,
+    undriven,
+    uuid7,
+)
 
 from refold.canonical import decode, encode
 from refold.errors import Conflict
 from refold.records import AttemptRow, RequestRow, RequestStatus, RunRecord
 from refold.service.app import App
 from refold.service.reruns import RerunFrom
+from refold.store import StepCommit
 
 pytestmark = pytest.mark.anyio
 
@@ -125,6 +141,44 @@ async def test_an_answer_whose_driver_never_heard_it_is_gone_on_from(
     planned = [each.step_ref for each in preview.plan.steps]
     ran = [item["tool"] for item in await items(app, run)]
     assert planned == ran, "what is executed equals the preview"
+
+
+BOTH = {
+    "kind": "fanout",
+    "items": {"op": "lit", "value": [0, 1]},
+    "bind": path("$.i"),
+    "join": "all",
+    "out": path("$.out"),
+    "body": {
+        "kind": "branch",
+        "cond": {"op": "eq", "lhs": path("$.i"), "rhs": {"op": "lit", "value": 0}},
+        "then": approve(),
+        "else": step("op", 1),
+    },
+}
+
+
+async def test_a_run_whose_answer_is_there_never_says_that_it_waits_for_it(house: House, app: App, crew: Crew) -> None:
+    """Beside it an operator's step is offered again, in the commit that also says what the Run waits for."""
+    run = await launch(app, with_agent(flow(BOTH), "op", kind="operator", spec={}))
+    (request,) = await asked(app, run)
+    app.requests._desk.ring = lambda request: False
+    await app.requests.decide(request.request_id, decision="approved")
+    app = await house.reboot(app)
+    commit, said = app.store.commit, []
+
+    async def watched(step: StepCommit) -> tuple[int, ...]:
+        said.append(step.waiting_on)
+        return await commit(step)
+
+    app.store.commit = watched
+    await app.runs.resume(run.run_id)
+    sid = (await app.operators.attach())[0].sid
+    assert await app.operators.next(sid, PATIENCE_SECS) is not None
+    await app.runs.cancel(run.run_id)
+    await judged(app, run)
+    assert said
+    assert set(said) <= {None, "operator"}
 
 
 async def test_a_denial_that_was_caught_stands_over_every_resume(house: House, app: App, crew: Crew) -> None:

@@ -7,12 +7,14 @@ goes to the file, read only, and says so.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import io
 import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TextIO, TypeVar, cast
 
 import structlog
 
@@ -86,13 +88,27 @@ def prepare_process() -> None:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Listener())),
     )
+
+
+class Listener(io.TextIOBase):
+    """stderr, read or not: what cannot be written there is dropped.
+
+    A pipe whose reader is gone, a closed file or a full disk must not reach who talks: a driver that falls first logs
+    why and then interrupts its Run, and a log that raised would leave that Run `running` for ever.
+    """
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        return len(text)
 
 
 def say(text: str) -> None:
     """Talks to the person: stderr."""
-    sys.stderr.write(text + "\n")
+    Listener().write(text + "\n")
 
 
 def give(value: Json) -> None:
