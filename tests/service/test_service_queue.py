@@ -10,6 +10,7 @@ import pytest
 from service_kit import Crew, House, Line, Refused, ended, faults, flow, lit, path, result, step
 
 from refold.canonical import decode, encode
+from refold.engine import activation
 from refold.engine.agents import Assignment, Report
 from refold.flowir import Failed, Pass
 from refold.records import LogRow, LogType, RunRecord, RunStatus, SessionRecord
@@ -177,8 +178,23 @@ async def test_what_a_turn_remembers_is_bounded(app: App, crew: Crew) -> None:
     assert depths == [min(n, 9) for n in range(14)]
 
 
-async def test_lanes_do_not_multiply_what_a_turn_remembers(app: App, crew: Crew) -> None:
+async def test_a_turn_remembers_what_a_step_was_given_whole(app: App, crew: Crew) -> None:
+    """The final ctx is handed on as it is, also where its outputs repeat the turn before."""
+    crew.acts["s"] = lambda work: Report(Pass(work.directive))
+    await app.blueprints.add(flow(step("s", path("$"), "$.output"), id="echoes"))
+    async with Line(app) as line:
+        session = await line.start("echoes")
+        for n in range(3):
+            await line.turn_ended((await line.turn(session, str(n)))["turnId"])
+    one, two, three = (work.directive for work in crew.of("s"))
+    assert (two["previous"], three["previous"]) == (one | {"output": one}, two | {"output": two})
+
+
+async def test_lanes_do_not_multiply_what_a_turn_remembers(
+    app: App, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lanes begin with the whole ctx and end as values in it: 3 lanes, 12 turns, and 3¹² copies of the first turn."""
+    monkeypatch.setattr(activation, "PREVIOUS_BYTES", 0)
     lanes = {
         "kind": "fanout",
         "items": lit([1, 2, 3]),

@@ -47,6 +47,9 @@ _QUIET: Final = frozenset({AttemptStatus.PASSED, AttemptStatus.SKIPPED})
 PREVIOUS_LEVELS: Final = 8
 """How many turns back `$.previous.previous…` reaches: without a bound every turn would carry all turns before it."""
 
+PREVIOUS_BYTES: Final = 64 * 1024
+"""How long `$.previous` may be, as text, before copies of earlier turns are taken out of it."""
+
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
     """How an activation begins: the turn it is, the command that woke it, the text that came with it."""
@@ -339,20 +342,26 @@ def _completed(tx: Tx, run: RunRecord) -> RunRecord:
 
 def _previous_ctx(tx: Tx, session_n: int) -> Json:
     for run in tx.find(RunRecord, session=session_n, status=RunStatus.DONE, newest_first=True, limit=1):
-        return _bounded(decode(expanded(tx, run.result_json) or "null"), PREVIOUS_LEVELS)
+        text = expanded(tx, run.result_json) or "null"
+        ctx = decode(text)
+        return _bounded(ctx if len(text) <= PREVIOUS_BYTES else _uncopied(ctx), PREVIOUS_LEVELS)
     return None
 
 
 def _bounded(ctx: Json, levels: int) -> Json:
-    """The ctx with so many more turns behind it. A lane's copy of `previous` is left out: lanes begin with the whole
-    ctx, so three of them would remember the turn before three times, that one its own three times, and so on."""
+    """The ctx with so many more turns behind it."""
+    if not isinstance(ctx, dict) or "previous" not in ctx:
+        return ctx
+    return ctx | {"previous": _bounded(ctx["previous"], levels - 1) if levels else None}
+
+
+def _uncopied(ctx: Json) -> Json:
+    """The ctx with each turn before it in one place. Lanes begin with the whole ctx, and end as values in it: three of
+    them would remember the turn before three times more, that one its own three times, and so on."""
     if not isinstance(ctx, dict) or "previous" not in ctx:
         return ctx
     own = ctx["previous"]
-    return {
-        name: (_bounded(own, levels - 1) if levels else None) if name == "previous" else _without(value, own)
-        for name, value in ctx.items()
-    }
+    return {name: _uncopied(own) if name == "previous" else _without(value, own) for name, value in ctx.items()}
 
 
 def _without(value: Json, previous: Json) -> Json:
