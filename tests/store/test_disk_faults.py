@@ -43,7 +43,7 @@ class Trial:
     async def work(self) -> set[str]:
         """A step, a group of three writers, another step. Returns the marks of the group."""
         await self.step(self._first)
-        group = await asyncio.gather(self.step(self._first), self.step(self._second), self.note())
+        group = await asyncio.gather(self.note(), self.step(self._first), self.step(self._second))
         await self.step(self._second)
         return set(group)
 

@@ -128,9 +128,29 @@ async def test_concurrent_commits_share_one_sync(disk: PowerVFS, ram: Path) -> N
     store = SqliteStore.open(ram / "refold.db", vfs=disk.name)
     runs = [await begin(store, str(number)) for number in range(30)]
     before = disk.counts["sync"]
-    await asyncio.gather(*(advance(store, run.n) for run in runs), *(store.write(_touch(n)) for n in range(30)))
+    await asyncio.gather(*(store.write(_touch(n)) for n in range(30)), *(advance(store, run.n) for run in runs))
     assert disk.counts["sync"] - before == 1
     assert await store.read(lambda reader: (reader.count(AttemptRow), reader.count(MetaRow))) == (30, 30)
+    await store.close()
+
+
+async def test_a_step_commits_at_once_only_after_a_turn_that_it_had_for_itself(disk: PowerVFS, ram: Path) -> None:
+    """What two Runs do at the same time must not cost two syncs for ever, only until they have met."""
+    store = SqliteStore.open(ram / "refold.db", vfs=disk.name)
+    one, two = await begin(store, "one"), await begin(store, "two")
+    await advance(store, one.n)
+    await asyncio.sleep(0)  # its turn of the loop is over
+    alone = advance(store, one.n)
+    before = disk.counts["sync"]
+    with pytest.raises(StopIteration):
+        while True:
+            alone.send(None)  # it never has to wait for the loop
+    assert disk.counts["sync"] - before == 1
+    for syncs in (2, 1, 1):  # the first time nobody knew
+        before = disk.counts["sync"]
+        await asyncio.gather(advance(store, one.n), advance(store, two.n))
+        await asyncio.sleep(0)
+        assert disk.counts["sync"] - before == syncs
     await store.close()
 
 

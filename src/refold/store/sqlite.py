@@ -4,6 +4,8 @@
   The flush is scheduled with `call_soon`, so callers of the same turn of the loop share it, and runs on the loop
   itself: a hop to a writer thread costs about a third of a sequential step, and while a commit is on its way nobody
   above has anything to do but wait for it.
+* **Inline commit.** A step whose driver was the only writer of the turn before commits at once, and does not wait for
+  the next turn. It still may have company this time: the others then share the flush after it.
 * **FULL, read back at open.** WAL with NORMAL loses acknowledged commits at power loss, and no kill test shows it.
 * **Fail-stop.** After an I/O error at commit the true state of the file is unknown until it is opened anew (fsync may
   have dropped the pages and says so once), so the store refuses every write from then on. What failed at the sync has
@@ -50,6 +52,8 @@ class SqliteStore:
         self._reader = _SqliteTx(reader)
         self._tx = _SqliteTx(writer)
         self._queue: list[_Entry] = []
+        self._entries_of_turn = 0
+        self._is_alone = False
         self._stopped: str | None = None
         self._wake: Callable[[Mapping[int, int]], None] = lambda heads: None
 
@@ -104,7 +108,7 @@ class SqliteStore:
             return [f"{path}: {error}"]
 
     async def commit(self, step: StepCommit) -> tuple[int, ...]:
-        return await self._enqueue(lambda tx: apply_step(tx, step))
+        return await self._enqueue(lambda tx: apply_step(tx, step), inline=True)
 
     async def write(self, fn: Callable[[Tx], T]) -> T:
         return await self._enqueue(fn)
@@ -128,13 +132,25 @@ class SqliteStore:
         self._reader.connection.close()
         self._writer.close()
 
-    def _enqueue(self, work: Callable[[Any], T]) -> asyncio.Future[T]:
+    def _enqueue(self, work: Callable[[Any], T], *, inline: bool = False) -> asyncio.Future[T]:
+        """What becomes of `work`: known when this returns if it was done inline, else after this turn of the loop.
+
+        A `write` is never done inline: who writes in a row would keep the loop from everybody else.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        if not self._queue:
-            loop.call_soon(self._flush)
+        if self._entries_of_turn == 0:
+            loop.call_soon(self._end_turn)
+        self._entries_of_turn += 1
         self._queue.append((work, future))
+        if inline and self._is_alone and self._entries_of_turn == 1:
+            self._flush()
         return future
+
+    def _end_turn(self) -> None:
+        self._is_alone = self._entries_of_turn == 1
+        self._entries_of_turn = 0
+        self._flush()
 
     def _flush(self) -> None:
         batch, self._queue = self._queue, []
