@@ -81,6 +81,9 @@ class SqliteStore:
                 writer.close()
                 raise
         reader.set_busy_timeout(BUSY_MS)
+        for connection in (writer, reader):
+            # Otherwise a query by index is compiled anew for each value, in case the value asks for another plan.
+            connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         return cls(writer, reader, path)
 
     @classmethod
