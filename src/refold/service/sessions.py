@@ -369,9 +369,11 @@ class Sessions:
                 return None
             before = boundaries.latest(tx, session)
             since = 0 if before is None else before.seq
-            if session.seq - since < self._settings.compact_events:
+            events = session.seq - since
+            if events < self._settings.compact_events:
                 return since
-            if (session.seq - since) * 4 < len(self._log.fold(tx, session).items):
+            at_most = events + (0 if before is None else boundaries.most_items(before))
+            if events * 4 < at_most and events * 4 < len(self._log.fold(tx, session).items):
                 return None
             return self._install(tx, session, view.compacted(at, trigger="auto")).seq
 

@@ -114,6 +114,11 @@ def latest(reader: Reader, session: SessionRecord) -> BoundaryRow | None:
     return None
 
 
+def most_items(row: BoundaryRow) -> int:
+    """How many items a boundary has at most, without reading them."""
+    return len(decode(row.segments_json)) * SEGMENT
+
+
 def cursor_of(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryRow) -> str | None:
     """The cursor of the boundary; None if the record that shows it is lost."""
     return log.cursor(reader, session, Position(row.seq, BOUNDARY_FRAME))
