@@ -147,6 +147,8 @@ def _is_plain(value: Json) -> bool:
     parts = [value]
     for part in parts:
         kind = type(part)
+        if kind is str or kind is int:  # nearly all of them
+            continue
         if kind is dict:
             for key in part:
                 if not key.isascii() and max(key) >= "\ue000":
@@ -157,7 +159,7 @@ def _is_plain(value: Json) -> bool:
         elif kind is float:
             if part.is_integer() or not 1e-4 <= abs(part) < 1e16:
                 return False
-        elif kind is not str and kind is not int and kind is not bool and part is not None:
+        elif kind is not bool and part is not None:
             return False
     return True
 

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from refold.canonical import encode
+from refold.canonical import canonical, encode
 from refold.errors import InvalidId
 
 Json = Any
@@ -466,7 +466,7 @@ Sealed = TypeVar("Sealed", ReplayRow, DecisionRow, CutRow)
 
 
 def _link(chain: bytes, members: list[Json]) -> bytes:
-    return hashlib.sha256(chain + encode(members).encode("utf-8", "surrogatepass")).digest()
+    return hashlib.sha256(chain + canonical(members)).digest()
 
 
 def seal(chain: bytes, row: Sealed) -> Sealed:
@@ -476,7 +476,7 @@ def seal(chain: bytes, row: Sealed) -> Sealed:
 
 def replay_hash(chain: bytes, row: ReplayRow | DecisionRow | CutRow) -> bytes:
     """The hash that `row` must carry after `chain`. A flipped bit in any member, or a missing row, changes it."""
-    members = [getattr(row, name) for name in row.__struct_fields__ if name not in ("hash", "run")]
+    _run, *members, _hash = msgspec.structs.astuple(row)
     return _link(chain, [type(row).__name__, *members])
 
 
