@@ -50,15 +50,15 @@ class At(NamedTuple):
     def member(self, key: str) -> At:
         """The place of a member."""
         shown = f".{key}" if _PLAIN_KEY.fullmatch(key) else f"[{json.dumps(key, ensure_ascii=False)}]"
-        return self._replace(path=self.path + shown)
+        return At(self.path + shown, self.depth)
 
     def item(self, index: int) -> At:
         """The place of an array item."""
-        return self._replace(path=f"{self.path}[{index}]")
+        return At(f"{self.path}[{index}]", self.depth)
 
     def deeper(self) -> At:
         """The same place, seen from one node or expression further in."""
-        return self._replace(depth=self.depth + 1)
+        return At(self.path, self.depth + 1)
 
 
 Reader = Callable[[Reading, Json, At], Any]

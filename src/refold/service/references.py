@@ -42,15 +42,30 @@ class References:
         self._roots = tuple(roots)
 
     def expand(self, value: Json) -> Json:
-        """A copy of `value` without references.
+        """`value` without references: a copy, or itself if it has none.
 
         Raises:
             BlueprintInvalid: with a fault for every reference that cannot be read.
         """
+        if not _refers(value):
+            return value
         expansion = _Expansion(self._roots, value)
         expanded = expansion.walk(value, At())
         expansion.reading.finish("blueprint")
         return expanded
+
+
+def _refers(value: Json) -> bool:
+    """Whether there is anything to expand: most launches name nothing, and pay for a look only."""
+    parts = [value]
+    for part in parts:
+        if isinstance(part, dict):
+            if "$file" in part or "$agent_md" in part:
+                return True
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+    return False
 
 
 class _Expansion:
