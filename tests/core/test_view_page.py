@@ -40,6 +40,7 @@ def test_a_walk_stops_strictly_before_its_end(log, data):
 def test_pages_forward_join_to_the_whole_view(log, limit):
     pages, after = [], GENESIS
     while page := list(islice(walk(log, after), limit)):
+        assert page[0][0] > after, "or this would never end"
         pages += page
         after = page[-1][0]
     assert pages == log.placed()
@@ -51,6 +52,7 @@ def test_pages_backward_join_to_the_whole_view(log, limit):
     while True:
         start = start_of_page(log.rows[: until.seq], until, limit)
         page = walk(log, start, until)
+        assert page[0][0] < until, "or this would never end"
         pages = page + pages
         if start == GENESIS:
             break

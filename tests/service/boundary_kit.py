@@ -96,6 +96,7 @@ class Author:
         def walk(reader: Reader, session: SessionRecord) -> list[tuple[Position, Frame]]:
             found, at = [], after
             while batch := self.log.after(reader, session, at):
+                assert batch[0][0] > at, "or this would never end"
                 found += batch
                 at = batch[-1][0]
             return found

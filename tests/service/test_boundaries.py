@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest import mock
@@ -237,8 +238,8 @@ async def _renamed(app: App, session: str, times: int) -> None:
     await app.store.write(append)
 
 
-async def cost(app: App, session: str) -> tuple[Counting, Json]:
-    """What a resume reads, and what it serves."""
+async def cost(app: App, session: str, cursor: str | None = None) -> tuple[Counting, Json]:
+    """What a resume reads, and what it serves: what follows a cursor, or else an anchored snapshot."""
     counted: list[Counting] = []
     read = app.store.read
 
@@ -251,11 +252,12 @@ async def cost(app: App, session: str) -> tuple[Counting, Json]:
 
     with mock.patch.object(app.store, "read", counting):
         served = await app.sessions.resume(
-            uuid7(), {}, session_id=session, cursor=None, preference="auto", exclude_items=False
+            uuid7(), {}, session_id=session, cursor=cursor, preference="auto", exclude_items=False
         )
-    assert served.history["mode"] == "anchoredSnapshot"
+    assert served.history["mode"] == ("anchoredSnapshot" if cursor is None else "none")
     total = Counting(counted[0]._reader)
     total.rows, total.bytes = sum(each.rows for each in counted), sum(each.bytes for each in counted)
+    total.of = dict(sum((Counter(each.of) for each in counted), Counter()))
     return total, served.history
 
 
@@ -274,6 +276,30 @@ async def test_an_anchored_resume_costs_what_happened_since_its_boundary(house: 
     per_event = (more_after.bytes - few.bytes) / 390
     assert 390 <= more_after.rows - few.rows <= 400
     assert 100 < per_event < 1_000
+
+
+@pytest.mark.anyio
+async def test_a_cursor_costs_the_same_however_many_items_there_are(house: House, app: App, crew: Crew) -> None:
+    """After a boot nothing is folded yet, and for what follows a cursor no item has to be."""
+    sessions = []
+    async with Line(app) as line:
+        for turns in (10, 100):
+            sessions.append(await line.start("talk"))
+            await talk(line, sessions[-1], *map(str, range(turns)))
+            await compact(line, sessions[-1])
+            await talk(line, sessions[-1], "one more")
+    costs = []
+    for session in sessions:
+        app = await house.reboot(app, view=HUGE)
+        async with Line(app) as line:
+            cursor = cursor_of((await line.page(session))[-3])
+        counted, _ = await cost(app, session, cursor)
+        assert ValueRow.__name__ not in counted.of, "no segment was read"
+        costs.append(counted)
+    few, many = costs
+    assert few.of == many.of
+    assert many.rows < 30
+    assert abs(many.bytes - few.bytes) < 1_000, "but for digits, and the name of a segment for every 64 items"
 
 
 @pytest.mark.anyio

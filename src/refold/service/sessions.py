@@ -267,6 +267,14 @@ class Sessions:
         after, held = self._log.position(reader, session, head if cursor is None else cursor)
         anchor = Anchor.ABSENT if cursor is None else Anchor.HELD if held else Anchor.STALE
         rungs = view.attempts(preference, anchor, exclude_items)
+        if rungs[0] in _STATELESS:
+            return Served(
+                info=self._info(session),
+                cursor=head,
+                history=view.history(rungs[0]),
+                last_turn=boundaries.last_turn(reader, self._log, session),
+                after=after,
+            )
         boundary = self._usable(reader, session) if Rung.ANCHORED in rungs else None
         begin = None if boundary is None else partial(boundaries.seeded, boundary)
         state = self._log.state(reader, session, begin)
@@ -591,3 +599,6 @@ _PAYLOADS: Mapping[Rung, Any] = {
     Rung.ELIDED: lambda state, queued: view.elide(view.view_snapshot(state, queued)),
 }
 """What each rung serves that a fold alone can serve; an anchored snapshot is that of its boundary."""
+
+_STATELESS: Final = frozenset({Rung.SUFFIX, Rung.EXCLUDED})
+"""The rungs that serve nothing of the state. Where they are taken, nothing else was to be tried."""

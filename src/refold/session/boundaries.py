@@ -47,6 +47,9 @@ _OPENS: Final = frozenset(
 _CLOSES: Final = frozenset({LogType.TURN_COMPLETED, LogType.TURN_ENDED, LogType.STEP_COMPLETED})
 """The records that open an item, and those that close one: a closing frame repeats what its opening says."""
 
+_ENDS: Final = (LogType.TURN_COMPLETED, LogType.TURN_ENDED, LogType.TURN_REFUSED)
+"""The records that end a turn."""
+
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     """A usable boundary: where it is, the state there as a snapshot, and the last turn, which a snapshot leaves out."""
@@ -129,11 +132,11 @@ def load(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryR
     shown = reader.get(LogRow, session.n, row.seq)
     if shown is None or shown.type != LogType.COMPACTED:
         return None
+    stored = _rest(row)
+    if stored is None:
+        return None
     try:
-        stored, segments = decode(row.rest_json), decode(row.segments_json)
-        if stored.pop("seal") != _seal(row.seq, stored, segments):
-            return None
-        items = [item for name in segments for item in _segment(reader, name)]
+        items = [item for name in decode(row.segments_json) for item in _segment(reader, name)]
     except (InvalidJson, AttributeError, KeyError, TypeError, _Unusable):  # whatever shape the damage has
         return None
     return Boundary(
@@ -142,6 +145,15 @@ def load(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryR
         last_turn=stored["last_turn"],
         size=row.size,
     )
+
+
+def _rest(row: BoundaryRow) -> Json:
+    """What a boundary holds beside its items; None if it is damaged."""
+    try:
+        stored, segments = decode(row.rest_json), decode(row.segments_json)
+        return stored if stored.pop("seal") == _seal(row.seq, stored, segments) else None
+    except (InvalidJson, AttributeError, KeyError, TypeError):  # whatever shape the damage has
+        return None
 
 
 class _Unusable(Exception):
@@ -177,6 +189,25 @@ def start(reader: Reader, log: SessionLog, session: SessionRecord) -> tuple[View
             session_id=session.session_id,
         )
     return ViewState(), view.GENESIS
+
+
+def last_turn(reader: Reader, log: SessionLog, session: SessionRecord) -> Json:
+    """The last turn that ended, as the fold of the whole view has it, without reading an item where that can be helped.
+
+    A client that comes with its cursor is served no state. To fold all items for this one member would make its attach
+    cost what the whole Session weighs.
+    """
+    row = latest(reader, session)
+    stored = None if row is None else _rest(row)
+    if log.keeps(reader, session) or (stored is None and (row is not None or session.floor)):
+        return log.state(reader, session).last_turn
+    begun, held = (0, None) if row is None or stored is None else (row.seq, stored["last_turn"])
+    ended = [
+        end
+        for kind in _ENDS
+        for end in reader.find(LogRow, session=session.n, type=kind, after=begun, newest_first=True, limit=1)
+    ]
+    return log.shown(reader, session, max(ended, key=lambda end: end.seq)).last_turn if ended else held
 
 
 # -- retention --------------------------------------------------------------------------------------------------------

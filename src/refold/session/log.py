@@ -168,6 +168,15 @@ class SessionLog:
             del self._states[next(iter(self._states))]
         return state
 
+    def keeps(self, reader: Reader, session: SessionRecord) -> bool:
+        """Whether `state` would go on from what it has, instead of beginning at a boundary."""
+        return self._kept(reader, session) is not None
+
+    def shown(self, reader: Reader, session: SessionRecord, row: LogRow) -> ViewState:
+        """What the frames of one row say by themselves."""
+        opening = None if row.origin is None else reader.get(LogRow, session.n, row.origin)
+        return apply_all(ViewState(), render(row, opening, session.session_id, self.mint(session), None))
+
     def fold(self, reader: Reader, session: SessionRecord) -> ViewState:
         """The same fold as a value of the caller's own."""
         kept = self._kept(reader, session)
