@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: `python -m bench steps [--quick] [--check] [--json]`."""
+"""The command line of the benchmarks: `python -m bench steps|attach [--quick] [--check] [--json]`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import argparse
 import json
 import sys
 
-from bench.steps import measure
+from bench import attach, steps
+
+WORKLOADS = {"steps": steps.measure, "attach": attach.measure}
 
 
 def main() -> int:
     """Prints one table; exit code 1 with `--check` if a bar is missed."""
     ask = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    ask.add_argument("workload", choices=["steps"])
+    ask.add_argument("workload", choices=[*WORKLOADS])
     ask.add_argument("--quick", action="store_true", help="one round instead of three")
     ask.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
     ask.add_argument("--json", action="store_true", help="one JSON array on stdout")
     options = ask.parse_args()
-    rows = measure(1 if options.quick else 3)
+    rows = WORKLOADS[options.workload](1 if options.quick else 3)
     if options.json:
         sys.stdout.write(json.dumps(rows, ensure_ascii=False) + "\n")
     else:

@@ -1,0 +1,203 @@
+"""Long Sessions, and doors to them: what `attach` measures with.
+
+Events are appended record by record as the engine makes them, many to a commit, for a hundred thousand of them with a
+sync each would take minutes. What reads them is the whole of refold: its services, or its server over a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import uuid_utils
+
+from refold import view
+from refold.client.session import Wire
+from refold.records import AttemptStatus, LogRecord
+from refold.service.app import App, Settings
+from refold.service.sessions import ViewSettings, find_session
+from refold.store import Tx, append_log
+
+Json = Any
+SHORT: Final = 1_000
+LONG: Final = 100_000
+SUFFIX: Final = 10
+"""How many events are owed to who comes back."""
+ITEMS: Final = 200
+PER_COMMIT: Final = 1_000
+Attach = Callable[[str], Awaitable[float]]
+"""Attaches by a form (`suffix`, `anchored`) and reads what is owed; how many seconds that took."""
+
+
+class Grown(NamedTuple):
+    """A Session of many events: its home, its id, and the cursor that lies `SUFFIX` events before its head."""
+
+    home: Path
+    session_id: str
+    cursor: str
+
+
+# -- Sessions ---------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def with_items(events: int) -> AsyncGenerator[Grown]:
+    """A Session in which every two events are an item of its own, compacted by itself as it grew."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield await _grow(Path(folder), list(_steps(events // 2)), ViewSettings())
+
+
+@asynccontextmanager
+async def with_names(events: int) -> AsyncGenerator[Grown]:
+    """A Session with 200 items, and as many events of other kinds as are left, behind one boundary."""
+    with tempfile.TemporaryDirectory() as folder:
+        records = [*_steps(ITEMS), *_names(events - 2 * ITEMS)]
+        yield await _grow(Path(folder), records, ViewSettings(compact_events=10**9))
+
+
+async def _grow(home: Path, records: list[Callable[[int], LogRecord]], settings: ViewSettings) -> Grown:
+    app = await _open(home, settings)
+    info, _, _ = await app.sessions.start(uuid7(), {}, session_id=None, model=None, workspace_root=None, client="bench")
+    session_id = info.session.session_id
+    for at in range(0, len(records), PER_COMMIT):
+        await _append(app, session_id, records[at : at + PER_COMMIT])
+        await asyncio.gather(*app.sessions._compactions)
+    await app.sessions.compact(uuid7(), {}, session_id=session_id)
+    cursor = (await app.sessions.bookmark(session_id))["viewCursor"]
+    await _append(app, session_id, list(_names(SUFFIX)))
+    await app.close()
+    return Grown(home, session_id, cursor)
+
+
+async def _append(app: App, session_id: str, records: Iterable[Callable[[int], LogRecord]]) -> None:
+    def write(tx: Tx) -> None:
+        session = find_session(tx, session_id)
+        append_log(tx, session.n, [make(session.seq + n) for n, make in enumerate(records, 1)])
+
+    await app.store.write(write)
+
+
+def _steps(count: int) -> Iterator[Callable[[int], LogRecord]]:
+    """Steps that open and close, one after the other, as the records that an engine writes; each knows its seq."""
+    for n in range(count):
+        of_step = {"run": 1, "turn_id": TURN, "step_id": f"ST-{n:032x}"}
+        yield partial(_opened, of_step)
+        yield partial(_closed, of_step)
+
+
+def _opened(of_step: Json, seq: int) -> LogRecord:
+    asked = {"ref": "worker", "args": '{"q":"what is next"}', "attempt": 1, "occurrence": seq, "input_hash": "0a" * 32}
+    return view.step_dispatched(seq, lane=(), **asked, **of_step)
+
+
+def _closed(of_step: Json, seq: int) -> LogRecord:
+    ended = {"outcome": AttemptStatus.PASSED, "ms": 5, "output": "x" * 200}
+    return view.step_completed(seq, origin=seq - 1, **ended, **of_step)
+
+
+def _names(count: int) -> Iterator[Callable[[int], LogRecord]]:
+    for _ in range(count):
+        yield lambda seq: view.name_changed(seq, name=f"name {seq}", command=TURN)
+
+
+def uuid7() -> str:
+    return str(uuid_utils.uuid7())
+
+
+TURN: Final = uuid7()
+
+
+# -- doors ------------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def in_process(grown: Grown) -> AsyncGenerator[Attach]:
+    """The services themselves, on the loop of who asks."""
+    app = await _open(grown.home)
+
+    async def attach(form: str) -> float:
+        begun = time.perf_counter()
+        served = await app.sessions.resume(
+            uuid7(),
+            {},
+            session_id=grown.session_id,
+            cursor=grown.cursor if form == "suffix" else None,
+            preference="anchored",
+            exclude_items=False,
+        )
+        subscription, owed = app.sessions.subscription(served.info.session, served.after), 0
+        async for batch in subscription.frames():
+            owed += len(batch.frames)
+            if not batch.frames:
+                break
+        subscription.close()
+        took = time.perf_counter() - begun
+        _check(form, served.history, owed)
+        return took
+
+    try:
+        yield attach
+    finally:
+        await app.close()
+
+
+@asynccontextmanager
+async def over_websocket(grown: Grown) -> AsyncGenerator[Attach]:
+    """A server of its own, and a connection to it that is there already: what a handshake costs is not refold's."""
+    environment = {**os.environ, "REFOLD_HOME": str(grown.home)}
+    command = [sys.executable, "-m", "refold", "serve", "--bind", "127.0.0.1:0"]
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wire = await asyncio.to_thread(_connected, grown.home)
+        yield lambda form: asyncio.to_thread(_attach, wire, grown, form)
+        wire.close()
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _connected(home: Path) -> Wire:
+    announced, deadline = home / "server.json", time.monotonic() + 30
+    while not announced.exists():
+        if time.monotonic() > deadline:
+            raise RuntimeError("the server did not open its door within 30 s")
+        time.sleep(0.01)
+    return Wire(json.loads(announced.read_text())["url"], (home / "token").read_text().strip())
+
+
+def _attach(wire: Wire, grown: Grown, form: str) -> float:
+    begun = time.perf_counter()
+    asked = {"cursor": grown.cursor} if form == "suffix" else {"history": form}
+    history = wire.command("session/resume", {"sessionId": grown.session_id, **asked})["history"]
+    owed = 0
+    while owed < SUFFIX:
+        owed += "sourceRange" in (wire.next(30) or {}).get("params", {})
+    took = time.perf_counter() - begun
+    _check(form, history, owed)
+    return took
+
+
+def _check(form: str, history: Json, owed: int) -> None:
+    """A figure of something else than was meant is no figure."""
+    assert owed == SUFFIX, owed
+    if form == "suffix":
+        assert history["noneReason"] == "cursorSuffix", history
+    else:
+        assert history["mode"] == "anchoredSnapshot", history["mode"]
+        assert len(history["snapshot"]["state"]["items"]) == ITEMS + 1  # and that of the compaction
+
+
+async def _open(home: Path, settings: ViewSettings | None = None) -> App:
+    store = home / "store" / "refold.db"
+    store.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return await App.open(Settings(store=store, view=settings or ViewSettings()))
