@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: `python -m bench steps|attach [--quick] [--check] [--json]`."""
+"""The command line of the benchmarks: `python -m bench steps|attach|readers [--quick] [--check] [--json]`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import json
 import sys
 
-from bench import attach, steps
+from bench import attach, readers, steps
 
-WORKLOADS = {"steps": steps.measure, "attach": attach.measure}
+WORKLOADS = {"steps": steps.measure, "attach": attach.measure, "readers": readers.measure}
 
 
 def main() -> int:

@@ -17,6 +17,7 @@ import apsw
 
 from refold.records import RunRecord
 from refold.service.app import App, Settings
+from refold.service.sessions import ViewSettings
 from refold.service.tasks import NewTask
 
 Json = Any
@@ -58,7 +59,7 @@ def raw_commits(count: int = 1000) -> Sample:
 
 async def sequential(count: int = 1000) -> Sample:
     """One Run of `count` steps, one after the other, through the whole engine."""
-    async with _app() as (app, _):
+    async with open_app() as (app, _):
         begun = time.perf_counter()
         await _run(app, _loop(count), {"p": PAYLOAD})
         took = time.perf_counter() - begun
@@ -67,7 +68,7 @@ async def sequential(count: int = 1000) -> Sample:
 
 async def many_runs(runs: int = 200, steps: int = 10) -> Sample:
     """`runs` Runs of `steps` steps each, all at once."""
-    async with _app() as (app, _):
+    async with open_app() as (app, _):
         begun = time.perf_counter()
         await asyncio.gather(*(_run(app, _loop(steps), {"p": PAYLOAD}) for _ in range(runs)))
         took = time.perf_counter() - begun
@@ -77,7 +78,7 @@ async def many_runs(runs: int = 200, steps: int = 10) -> Sample:
 async def growing_ctx(count: int = 2000) -> Sample:
     """A Run whose every step adds 1 KiB to the ctx; the figure is disk used per byte of output."""
     grow = {"kind": "seq", "children": [_step(_lit(n), f"$.k{n}", "grow") for n in range(count)]}
-    async with _app() as (app, path):
+    async with open_app() as (app, path):
         begun = time.perf_counter()
         await _run(app, grow, {})
         took = time.perf_counter() - begun
@@ -87,10 +88,12 @@ async def growing_ctx(count: int = 2000) -> Sample:
 
 
 @asynccontextmanager
-async def _app() -> AsyncIterator[tuple[App, Path]]:
+async def open_app(*, compacts: bool = True) -> AsyncIterator[tuple[App, Path]]:
+    """A fresh App on a store on disk, and its path; without compaction where what is measured is something else."""
+    view = ViewSettings() if compacts else ViewSettings(compact_events=10**9)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "refold.db"
-        app = await App.open(Settings(store=path, max_running_runs=1000, max_concurrent_steps=1000))
+        app = await App.open(Settings(store=path, view=view, max_running_runs=1000, max_concurrent_steps=1000))
         try:
             yield app, path
         finally:

@@ -463,6 +463,22 @@ def test_a_conversation_cut_anywhere(cuts: list[int]) -> None:
     assert outcome(chunks) == outcome(iter([CONVERSATION]))
 
 
+def test_what_is_not_collected_yet_is_measured_and_comes_frame_by_frame_in_order() -> None:
+    connection = ready()
+    assert (connection.next_to_send(), connection.unsent_bytes) == (None, 0)
+    for method in ("session/started", "session/closed"):
+        connection.notify(method, {"text": "ü"})
+    opened = call(connection)
+    connection.reply(opened, {})
+    waiting = connection.unsent_bytes
+    first = connection.next_to_send()
+    assert first is not None and connection.unsent_bytes == waiting - len(first)
+    rest = connection.data_to_send()
+    assert len(first) + sum(map(len, rest)) == waiting
+    assert [json.loads(each).get("method") for each in (first, *rest)] == ["session/started", "session/closed", None]
+    assert (connection.next_to_send(), connection.unsent_bytes, connection.data_to_send()) == (None, 0, [])
+
+
 def test_whole_frames_are_read_as_lines_are() -> None:
     connection = fresh(frame_bytes=4000)
     members = {"jsonrpc": "2.0", "id": "big", "method": "session/list", "params": {"x": "é" * 2000}}

@@ -6,7 +6,8 @@ A transport feeds what it received and then collects two lists: what happened, a
     for event in connection.events(): …
     for frame in connection.data_to_send(): …
 
-Both lists are handed over whole and start anew. `reply`, `fail`, `notify` and `request` also leave something to send.
+Both lists are handed over whole and start anew. `reply`, `fail`, `notify` and `request` also leave something to send;
+`next_to_send` hands it over frame by frame, so that `unsent_bytes` tells how far behind a slow reader is.
 Laws: nothing that a peer sends raises; every request is answered exactly once, here or by `reply` or `fail`; the events
 do not depend on how the bytes were chunked.
 
@@ -20,6 +21,7 @@ Not here: reading and writing (`server.stdio`, `server.websocket`), what the met
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -109,7 +111,8 @@ class Connection:
         self._held: list[tuple[str | None, bytes]] = []
         self._held_bytes = 0
         self._events: list[Event] = []
-        self._frames: list[bytes] = []
+        self._frames: deque[bytes] = deque()
+        self._unsent = 0
 
     # -- what is known of the client ----------------------------------------------------------------------------------
 
@@ -163,8 +166,23 @@ class Connection:
 
     def data_to_send(self) -> list[bytes]:
         """Returns what to send since the last call, in order: one frame each, LF included."""
-        frames, self._frames = self._frames, []
+        frames = list(self._frames)
+        self._frames.clear()
+        self._unsent = 0
         return frames
+
+    def next_to_send(self) -> bytes | None:
+        """Returns the next frame to send, LF included; None if there is none."""
+        if not self._frames:
+            return None
+        frame = self._frames.popleft()
+        self._unsent -= len(frame)
+        return frame
+
+    @property
+    def unsent_bytes(self) -> int:
+        """How many bytes of frames wait to be collected."""
+        return self._unsent
 
     # -- answering ----------------------------------------------------------------------------------------------------
 
@@ -182,7 +200,7 @@ class Connection:
             self.fail(call, RefoldError(error.message, kind=call.row.too_large, **error.data))
             return
         del self._open[call.id]
-        self._frames.append(frame)
+        self._send(frame)
 
     def fail(self, call: Call, error: RefoldError) -> None:
         """Answers a call with an error. Ids that stand in its params need not be repeated in the error.
@@ -247,7 +265,7 @@ class Connection:
         wishes = client.get("capabilities", {})
         grantable = methods.grantable(self._handlers, self._host.ephemeral)
         granted = tuple(name for name in grantable if name in wishes.get("requestedCapabilities", ()))
-        self._frames.append(jsonrpc.write_result(request.id, initialize_result(self._host, granted)))
+        self._send(jsonrpc.write_result(request.id, initialize_result(self._host, granted)))
         self._client, self._granted = client, granted
         self._muted = frozenset(wishes.get("optOutNotificationMethods", ())) - methods.PROTECTED
         self._state = MOVES[self._state, request.method]
@@ -273,7 +291,7 @@ class Connection:
 
     def _push(self, method: str | None, frame: bytes) -> None:
         if self._state is State.READY:
-            self._frames.append(frame)
+            self._send(frame)
             return
         if self._held_bytes + len(frame) > self._limits.held_bytes:
             text = f"{self._held_bytes} bytes are held for a client that has not sent initialized"
@@ -283,14 +301,20 @@ class Connection:
 
     def _release(self) -> None:
         # Only now is it known what the client wants: a frame may have been held since before `initialize`.
-        self._frames += (frame for method, frame in self._held if method is None or self._wanted(method))
+        for method, frame in self._held:
+            if method is None or self._wanted(method):
+                self._send(frame)
         self._held.clear()
 
     def _wanted(self, method: str) -> bool:
         return method not in self._muted and methods.NOTIFICATION_CAPABILITIES.get(method) in (None, *self._granted)
 
     def _refuse(self, request_id: RequestId | None, error: RefoldError, asked: Json = None) -> None:
-        self._frames.append(jsonrpc.write_error(request_id, error, asked, self._limits.frame_bytes))
+        self._send(jsonrpc.write_error(request_id, error, asked, self._limits.frame_bytes))
+
+    def _send(self, frame: bytes) -> None:
+        self._frames.append(frame)
+        self._unsent += len(frame)
 
     def _require_open(self, call: Call) -> None:
         if self._open.get(call.id) is not call:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Final, Self
 
 import msgspec
@@ -20,7 +20,7 @@ import structlog
 from refold import __version__
 from refold.errors import CommandRejected, Conflict, NotFound, RefoldError
 from refold.flowir.lifecycle import Verb
-from refold.protocol import Call, Connection, HostInfo
+from refold.protocol import Call, Connection, HostInfo, State
 from refold.records import RequestRow, SessionRecord
 from refold.service.app import App
 from refold.service.requests import pointer
@@ -33,6 +33,9 @@ log = structlog.get_logger("refold.rpc")
 Send = Callable[[bytes], Awaitable[None]]
 
 LIST_LIMIT: Final = 50
+
+NOTICE_BYTES: Final = 1024 * 1024
+"""How many unsent bytes a connection may have and still be told what it has not asked for."""
 
 
 class PeerGone(Exception):
@@ -67,7 +70,6 @@ class Rpc:
         self.path = str(app.settings.store or "")
         self._ids = itertools.count(1)
         self._peers: set[Peer] = set()
-        self._flushes: set[asyncio.Task[None]] = set()
 
     def next_id(self) -> int:
         """The id of the next request of ours: increasing over all connections of the process."""
@@ -84,9 +86,7 @@ class Rpc:
     def broadcast(self, method: str, params: Json) -> None:
         """Tells every connection. Nobody waits for a slow one."""
         for peer in self._peers:
-            task = asyncio.create_task(peer.tell(method, params))
-            self._flushes.add(task)
-            task.add_done_callback(self._flushes.discard)
+            peer.tell(method, params)
 
     def session(self, info: SessionInfo) -> Json:
         """The Session object of the protocol."""
@@ -118,8 +118,9 @@ class Peer:
         self._send = send
         self._connection = Connection(rpc.host, HANDLERS, rpc.next_id)
         self._sending = asyncio.Lock()
+        self._listens = asyncio.Event()
         self._subscriptions: dict[int, Subscription] = {}
-        self._pumps: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._has_asked: set[str] = set()
         self._answering = asyncio.Lock()
 
@@ -131,9 +132,9 @@ class Peer:
         self._rpc.leave(self)
         for session_n in list(self._subscriptions):
             self._unsubscribe(session_n)
-        for pump in self._pumps:
-            pump.cancel()
-        await asyncio.gather(*self._pumps, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def receive_data(self, data: bytes) -> None:
         """Takes bytes of a stream and returns once all calls in them are answered. Raises PeerGone."""
@@ -145,21 +146,42 @@ class Peer:
         self._connection.receive_frame(frame)
         await self._serve()
 
-    async def tell(self, method: str, params: Json) -> None:
-        """Sends a notification that the peer has not asked for. One that it cannot take is its own loss."""
+    def tell(self, method: str, params: Json) -> None:
+        """Sends a notification that the peer has not asked for, and waits for nothing.
+
+        Such notices are not protected: a peer that does not read what it was sent before is not told, and they cost no
+        more than `NOTICE_BYTES`. What they say stands in the Session objects of `session/list` as well.
+        """
+        if self._connection.unsent_bytes > NOTICE_BYTES:
+            self._app.metrics.notices_dropped.inc()
+            return
         try:
             self._notify(method, params)
-            await self._flush()
-        except (PeerGone, RefoldError) as error:
+        except RefoldError as error:
             log.info("peer_not_told", method=method, reason=str(error))
+        if not self._sending.locked():  # whoever sends takes along what comes meanwhile
+            self._spawn(self._flush_quietly())
+
+    async def _flush_quietly(self) -> None:
+        with contextlib.suppress(PeerGone):  # its transport knows, and ends it
+            await self._flush()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _notify(self, method: str, params: Json) -> None:
         self._connection.notify(method, params, self._app.clock.now_ms())
 
     async def _flush(self) -> None:
-        """Sends what is there, in order. Whoever calls waits for a slow reader; nobody else does."""
+        """Sends what is there, in order. Whoever calls waits for a slow reader; nobody else does.
+
+        Frame by frame: what is not sent yet counts as unsent, and a frame that is put in while another is stuck goes
+        out by the same hand.
+        """
         async with self._sending:
-            for frame in self._connection.data_to_send():
+            while (frame := self._connection.next_to_send()) is not None:
                 await self._send(frame)
 
     async def _serve(self) -> None:
@@ -168,6 +190,8 @@ class Peer:
                 async with self._answering:  # what a command causes is shown after its answer
                     await self._answer(event)
             await asyncio.sleep(0)  # a peer that asks without pause must not keep the others waiting
+        if self._connection.state is State.READY:
+            self._listens.set()
         await self._flush()
 
     async def _answer(self, call: Call) -> None:
@@ -197,13 +221,11 @@ class Peer:
     def _subscribe(self, session: SessionRecord, after: Position) -> None:
         """Starts this connection's one subscription of the Session."""
         subscription = self._subscriptions[session.n] = self._app.sessions.subscription(session, after)
-        pump = asyncio.create_task(self._pump(session, subscription))
-        self._pumps.add(pump)
-        pump.add_done_callback(self._pumps.discard)
+        self._spawn(self._pump(session, subscription))
 
     def _unsubscribe(self, session_n: int) -> Subscription | None:
         """Ends the subscription of a Session. It is closed, not cancelled: frames that it handed out are on their way,
-        together with others', and a cancelled send would take them all away."""
+        and a cancelled send would take one away."""
         subscription = self._subscriptions.pop(session_n, None)
         if subscription is not None:
             subscription.close()
@@ -221,12 +243,21 @@ class Peer:
                 await self._deliver(session, batch)
 
     async def _pump(self, session: SessionRecord, subscription: Subscription) -> None:
+        """Delivers while the subscription lasts.
+
+        It looks only when it is its turn to send, so all subscriptions of a connection together hold one batch; and
+        only once the client listens, for what is held until then is bounded, and an event must not be lost to that.
+        """
         try:
-            async for batch in subscription.frames():
+            await self._listens.wait()
+            while not subscription.closed:
                 async with self._answering:
-                    if subscription.closed:
-                        return  # while it waited; whoever took over owes the batch now
-                    await self._deliver(session, batch)
+                    batch = await subscription.look()
+                    if batch is not None:
+                        await self._deliver(session, batch)
+                        subscription.take(batch)
+                if batch is None:
+                    await subscription.rung()
         except PeerGone:
             subscription.close()
         except Exception as error:
@@ -235,10 +266,11 @@ class Peer:
 
     async def _deliver(self, session: SessionRecord, batch: Batch) -> None:
         if batch.gap is not None:
+            self._app.metrics.reader_gaps.inc()
             self._notify(batch.gap["method"], batch.gap["params"])
             for request, opened in await self._app.requests.pending(session.session_id):
                 self._ask(_OPENED[request.kind], opened)  # the event may lie in the gap; the question may not
-        for _, frame in batch.frames:
+        for _, frame in (*batch.kept, *batch.frames):
             self._notify(frame["method"], frame["params"])
             if frame["method"] in _ASKED:
                 self._ask(frame["method"], frame["params"])

@@ -38,6 +38,12 @@ class Metrics:
         )
         steps = Counter("refold_steps", "Attempts that ended, by outcome", ["outcome"], registry=self._registry)
         self.steps = {str(outcome): steps.labels(str(outcome)) for outcome in AttemptStatus}
+        self.reader_gaps = Counter(
+            "refold_reader_gaps", "Readers that fell too far behind and jumped", registry=self._registry
+        )
+        self.notices_dropped = Counter(
+            "refold_notices_dropped", "Broadcasts that a slow connection was not told", registry=self._registry
+        )
         self.connections = 0
         self._standing = _Standing()
         self._registry.register(self._standing)

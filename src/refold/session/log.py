@@ -122,16 +122,27 @@ class SessionLog:
             raise StoreDamaged(f"log row {seq} opened a request that is still open, and is gone", seq=seq)
         return render(row, None, session.session_id, self.mint(session), None)[-1]
 
-    def after(self, reader: Reader, session: SessionRecord, position: Position, limit: int | None = None) -> Frames:
+    def after(
+        self,
+        reader: Reader,
+        session: SessionRecord,
+        position: Position,
+        limit: int | None = None,
+        *,
+        nbytes: int | None = None,
+    ) -> Frames:
         """The frames strictly after `position`, ascending: `limit` of them, or some; none only at the end of the log.
 
-        The walk begins at the row of `position`, which is part of what it needs (see `view.page`).
+        With `nbytes` the frames end with the row whose body makes it so many bytes. The walk begins at the row of
+        `position`, which is part of what it needs (see `view.page`).
         """
         wanted = READ_ROWS if limit is None else min(READ_ROWS, limit + 1)
         while True:
             rows = reader.log(session.n, max(0, position.seq - 1), wanted)
+            read = len(rows)
+            rows = rows if nbytes is None else _head_of(rows, position, nbytes)
             frames = list(self._walk(reader, session, rows, position))
-            if frames or len(rows) < wanted:
+            if frames or read < wanted:
                 return frames[:limit]
             wanted *= 2  # nothing but rows without a frame: markers of many loads
 
@@ -207,3 +218,14 @@ class SessionLog:
     ) -> Iterator[tuple[Position, Frame]]:
         openings = {seq: row for seq in origins(rows) if (row := reader.get(LogRow, session.n, seq)) is not None}
         return frames_after(rows, openings, session.session_id, self.mint(session), after, until)
+
+
+def _head_of(rows: Sequence[LogRow], position: Position, nbytes: int) -> Sequence[LogRow]:
+    """The first of `rows` up to so many bytes of bodies, and at least one that has a frame after `position`."""
+    left = nbytes
+    for n, row in enumerate(rows, 1):
+        if row.seq > position.seq:
+            left -= len(row.body_json)
+            if left <= 0 and row.frames:
+                return rows[:n]
+    return rows

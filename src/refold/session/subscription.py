@@ -3,8 +3,10 @@
 Nothing is queued for a reader beyond what it is handed: a slow one reads later, from the log. Delivery is strictly
 after the position, so the seam to what an answer already covered has neither a hole nor a double.
 
-A reader that was at the head once and has fallen too far behind jumps near it again, and is told with one `view/gap`
-what it has not been handed; it pages that from the log, or takes a snapshot. What a resume owes is never jumped over.
+A reader that has fallen too far behind, in rows or in bytes, jumps near the head, and is told with one `view/gap` what
+it has not been handed; it pages that from the log, or takes a snapshot. Ends of requests are handed out even so: a
+person must not be left with a question that is settled. What was there when the reader came, or jumped, is owed and
+never jumped over.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final, NamedTuple
 
-from refold.records import SessionRecord
+from refold.records import RequestRow, SessionRecord
 from refold.session.hub import Hub
 from refold.session.log import Frames, SessionLog
 from refold.store import Reader, Store
@@ -21,22 +23,32 @@ from refold.view import Frame, Position
 NEAR_HEAD: Final = 64
 """How many of the newest frames a reader that jumps is handed."""
 
+BATCH_BYTES: Final = 512 * 1024
+"""About how many bytes of log rows are handed out at once: what a reader that stands still costs."""
+
 
 class Batch(NamedTuple):
-    """What a reader is handed at once. `gap` comes first; a batch without frames says it is at the head."""
+    """What a reader is handed at once; a batch without frames says it is at the head.
+
+    `gap` comes first. `kept` are the frames inside the gap that are handed out in spite of it, in order; the position
+    is that of the last of `frames` all the same.
+    """
 
     frames: Frames
     gap: Frame | None = None
+    kept: Frames = []  # noqa: RUF012 - never changed
 
 
 class Subscription:
     """The frames of one Session after a position, as they come; `close` ends it. Its bell is open from the start.
 
-    `position` is that of the last frame that was taken: a batch counts once the reader comes back for the next one, so
-    one that was handed out and dropped, because another subscription took over meanwhile, is still owed.
+    Either iterate over `frames`, or `look`, deliver, `take`, and wait with `rung` when there was nothing. `position` is
+    that of the last frame that was taken: one that was handed out and dropped, because another subscription took over
+    meanwhile, is still owed.
 
     Args:
-        behind: how many log rows a reader that was at the head may fall behind before it jumps.
+        behind: how many log rows a reader may fall behind before it jumps.
+        behind_bytes: the same in bytes of the rows' bodies.
     """
 
     def __init__(
@@ -48,6 +60,7 @@ class Subscription:
         after: Position,
         *,
         behind: int = 10_000,
+        behind_bytes: int = 8 * 1024 * 1024,
     ) -> None:
         self._store = store
         self._hub = hub
@@ -56,28 +69,42 @@ class Subscription:
         self._bell = hub.open(session.n)
         self.closed = False
         self._behind = behind
-        self._live = False
+        self._behind_bytes = behind_bytes
+        self._owed: int | None = None
+        """The head when the reader came or jumped: up to there nothing is jumped over."""
+        self._at_head = False
         self.position = after
         self._cursor: str | None = None
         """That of the last frame that was taken."""
 
     async def frames(self) -> AsyncIterator[Batch]:
         """Yields what is there, in batches, an empty one whenever the head is reached; ends once it is closed."""
-        at_head = False
         while not self.closed:
-            self._bell.clear()  # before the read: what is appended after it rings again
-            batch = await self._store.read(self._next)
-            if self.closed:
-                return
-            if batch.frames:
-                at_head = False
-                yield batch
-                self._take(batch.frames)
-            elif not at_head:
-                at_head = self._live = True
-                yield batch
+            batch = await self.look()
+            if batch is None:
+                await self.rung()
             else:
-                await self._bell.wait()
+                yield batch
+                self.take(batch)
+
+    async def look(self) -> Batch | None:
+        """What is there now; None if there is nothing, and the reader knows, or if the subscription is closed."""
+        self._bell.clear()  # before the read: what is appended after it rings again
+        batch = await self._store.read(self._next)
+        if self.closed or (self._at_head and not batch.frames):
+            return None
+        return batch
+
+    def take(self, batch: Batch) -> None:
+        """The reader has what `look` gave it: it goes on from there."""
+        self._at_head = not batch.frames
+        if batch.frames:
+            self.position, self._cursor = batch.frames[-1][0], batch.frames[-1][1]["params"]["viewCursor"]
+
+    async def rung(self) -> None:
+        """Waits until it is worth looking again."""
+        if not self.closed:
+            await self._bell.wait()
 
     async def rest(self, until: Position) -> AsyncIterator[Batch]:
         """Yields what a closed subscription still owes, up to and with the frame at `until`."""
@@ -86,8 +113,9 @@ class Subscription:
             frames = [each for each in batch.frames if each[0] <= until]
             if not frames:
                 return
-            yield Batch(frames, batch.gap)
-            self._take(frames)
+            batch = batch._replace(frames=frames)
+            yield batch
+            self.take(batch)
 
     def close(self) -> None:
         """Ends `frames`: it hands out nothing more, also not what it is about to read."""
@@ -95,20 +123,31 @@ class Subscription:
         self._hub.close(self._session.n, self._bell)
         self._bell.set()
 
-    def _take(self, frames: Frames) -> None:
-        self.position, self._cursor = frames[-1][0], frames[-1][1]["params"]["viewCursor"]
-
     def _next(self, reader: Reader) -> Batch:
         head = reader.get(SessionRecord, self._session.n)
-        if head is not None and head.floor and self.position < self._log.floor(reader, head):
+        if head is None:
+            return Batch([])
+        if self._owed is None:
+            self._owed = head.seq
+        if head.floor and self.position < self._log.floor(reader, head):
             return self._over_the_floor(reader, head)
-        if self._live and head is not None and head.seq - self.position.seq > self._behind:
-            return self._jump(reader, head)
-        return Batch(self._read(reader))
+        if self.position.seq >= self._owed and self._is_far_behind(reader, head):
+            near = self._log.before(reader, head, None, NEAR_HEAD)
+            if near[0][0] > self.position:  # else all it lacks are rows without a frame
+                return self._jump(reader, head, near)
+        return Batch(self._log.after(reader, head, self.position, nbytes=BATCH_BYTES))
+
+    def _is_far_behind(self, reader: Reader, head: SessionRecord) -> bool:
+        """Whether more waits than a reader is kept for. A few rows are not measured: no log row is that large."""
+        rows = head.seq - self.position.seq
+        if rows > self._behind:
+            return True
+        return rows > NEAR_HEAD and reader.log_bytes(head.n, self.position.seq) > self._behind_bytes
 
     def _over_the_floor(self, reader: Reader, head: SessionRecord) -> Batch:
         """What retention has taken from under a reader is a gap as well; paged, it is answered as truncated."""
-        earliest, left = self._log.earliest(reader, head), self._log.after(reader, head, self._log.floor(reader, head))
+        earliest, floor = self._log.earliest(reader, head), self._log.floor(reader, head)
+        left = self._log.after(reader, head, floor, nbytes=BATCH_BYTES)
         missed = {
             "sessionId": head.session_id,
             "after": self._cursor or earliest,
@@ -116,16 +155,17 @@ class Subscription:
         }
         return Batch(left, {"method": "view/gap", "params": missed})
 
-    def _jump(self, reader: Reader, head: SessionRecord) -> Batch:
-        self._live = False  # what it is handed now is owed; only once it is at the head can it fall behind again
-        near = self._log.before(reader, head, None, NEAR_HEAD)
-        after = self._log.before(reader, head, Position(self.position.seq, self.position.k + 1), 1)[-1][1]
-        missed = {
-            "sessionId": head.session_id,
-            "after": after["params"]["viewCursor"],
-            "next": near[0][1]["params"]["viewCursor"],
-        }
-        return Batch(near, {"method": "view/gap", "params": missed})
+    def _jump(self, reader: Reader, head: SessionRecord, near: Frames) -> Batch:
+        self._owed = head.seq
+        last = self._log.before(reader, head, Position(self.position.seq, self.position.k + 1), 1)[-1][1]["params"]
+        first = near[0][1]["params"]
+        if first["prevCursor"] == last["viewCursor"]:
+            return Batch(near)
+        missed = {"sessionId": head.session_id, "after": last["viewCursor"], "next": first["viewCursor"]}
+        return Batch(near, {"method": "view/gap", "params": missed}, self._settled(reader, head, near[0][0]))
 
-    def _read(self, reader: Reader) -> Frames:
-        return self._log.after(reader, self._session, self.position)
+    def _settled(self, reader: Reader, head: SessionRecord, until: Position) -> Frames:
+        """The ends of requests that lie between the reader's position and `until`."""
+        ends = {row.settled for row in reader.find(RequestRow, session=head.n) if row.settled is not None}
+        inside = sorted(seq for seq in ends if self.position.seq < seq < until.seq)
+        return [frame for seq in inside for frame in self._log.before(reader, head, Position(seq, 1), 1)]

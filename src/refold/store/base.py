@@ -165,6 +165,10 @@ class Reader(Protocol):
         """The last `limit` log rows with seq < `before`, ascending."""
         ...
 
+    def log_bytes(self, session: int, after: int) -> int:
+        """The bytes of the bodies of the log rows with seq > `after`: what is to come, without reading it."""
+        ...
+
 
 class Tx(Reader, Protocol):
     """What can be done inside one transaction. Nothing may await in it."""

@@ -110,6 +110,9 @@ class _MemoryTx:
         last = min(before - 1, self._head(session))
         return list(itertools.islice(self._log(session, range(last, 0, -1)), limit))[::-1]
 
+    def log_bytes(self, session: int, after: int) -> int:
+        return sum(len(row.body_json.encode()) for row in self.log(session, after))
+
     def _head(self, session: int) -> int:
         owner = self.get(SessionRecord, session)
         return owner.seq if owner is not None else 0

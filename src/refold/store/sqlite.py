@@ -289,6 +289,11 @@ class _SqliteTx:
         sql = f"SELECT {_columns(LogRow)} FROM log WHERE session=? AND seq<? ORDER BY seq DESC LIMIT ?"
         return self._select(LogRow, sql, (session, before, limit))[::-1]
 
+    def log_bytes(self, session: int, after: int) -> int:
+        # octet_length reads the header of a row only: a body in overflow pages is measured without being fetched.
+        sql = "SELECT coalesce(sum(octet_length(body_json)), 0) FROM log WHERE session=? AND seq>?"
+        return self.connection.execute(sql, (session, after)).get
+
     def insert(self, row: R) -> R:
         kind = type(row)
         members = list(msgspec.structs.astuple(row))

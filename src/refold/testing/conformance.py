@@ -275,6 +275,18 @@ class StoreConformance(RowConformance, DamageConformance):
                 assert before == [row for row in rows if row.seq < edge][-limit:] * (limit > 0)
         assert await store.read(lambda reader: (reader.log(9, 0), reader.log_before(9, 9, 9))) == ([], [])
 
+    async def test_a_log_is_measured_in_bytes_of_what_comes_after(self, factory: StoreFactory) -> None:
+        store = await factory.open()
+        run, other = await begin(store, "a"), await begin(store, "b")
+        for owner in (run, other):
+            await store.write(lambda tx, owner=owner: append_log(tx, owner.session, [note("ünïcode" * 3000)] * 3))
+        rows = await store.read(lambda reader: reader.log(run.session, 0))
+        sizes = [len(row.body_json.encode()) for row in rows]
+        assert len(sizes) == 3
+        for after in range(5):
+            measured = await store.read(lambda reader, after=after: reader.log_bytes(run.session, after))
+            assert measured == sum(sizes[after:])
+
     async def test_the_wake_up_says_heads_and_only_after_the_commit(self, factory: StoreFactory) -> None:
         store = await factory.open()
         run, other = await begin(store, "a"), await begin(store, "b")
