@@ -32,6 +32,8 @@ def serve(
     stale_run_sweep_secs: int | None = None,
     sweep_period_secs: float | None = None,
     auto_resume: Annotated[bool | None, Parameter(negative=())] = None,
+    notify_command: Annotated[list[str] | None, Parameter(negative=(), allow_leading_hyphen=True)] = None,
+    notify_url: str | None = None,
 ) -> int:
     """Holds a store and serves it until SIGTERM or Ctrl-C.
 
@@ -57,6 +59,11 @@ def serve(
         How often the sweep looks.
     auto_resume
         Resume at boot what boot recovery found.
+    notify_command
+        A program that is run, with JSON on its standard input, when a Run begins to wait for a person; given several
+        times, the further ones are its arguments.
+    notify_url
+        A web address that is told the same by POST: https, or http on this machine.
     """
     home, config = configured(
         store,
@@ -69,6 +76,8 @@ def serve(
         stale_run_sweep_secs=stale_run_sweep_secs,
         sweep_period_secs=sweep_period_secs,
         auto_resume=auto_resume,
+        notify_command=notify_command or None,
+        notify_url=notify_url,
     )
     prepare_process()
     asyncio.run(_serve(home, config))

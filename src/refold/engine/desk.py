@@ -29,6 +29,15 @@ class Desk:
 
     def __init__(self) -> None:
         self._waiting: dict[str, Callable[[RequestRow], None]] = {}
+        self._tell_asked: Callable[[RequestRow], None] = lambda request: None
+
+    def on_asked(self, tell: Callable[[RequestRow], None]) -> None:
+        """Has `tell` called whenever a driver begins to wait for a request that is on record. It must not wait."""
+        self._tell_asked = tell
+
+    def asked(self, request: RequestRow) -> None:
+        """A driver begins to wait for a request; after an interruption, it or another one does so again."""
+        self._tell_asked(request)
 
     def wait(self, request_id: str, tell: Callable[[RequestRow], None]) -> None:
         """Has `tell` called when the request is settled."""

@@ -50,6 +50,7 @@ class Questions:
         for request, is_new in self._unarmed:
             if request.request_id not in self._waits:
                 continue
+            self._desk.asked(request)
             if not is_new:
                 self._spawn(request, self._look(request))
             if request.expires_at is not None:

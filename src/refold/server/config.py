@@ -22,6 +22,7 @@ from refold.canonical import decode_strict, encode
 from refold.errors import BlueprintInvalid, ConfigInvalid, InvalidJson
 from refold.flowir.templates import check_templates
 from refold.service.app import Settings
+from refold.service.channels import check_url
 from refold.service.programs import SubprocessMode
 from refold.service.sessions import ViewSettings
 
@@ -53,6 +54,11 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sweep_period_secs: Annotated[float, Meta(gt=0)] = 60.0
     auto_resume: bool = False
     resume_on_decision: bool = True
+    notify_command: list[str] = []
+    """A program and its arguments, run when a Run begins to wait for a person."""
+    notify_url: str | None = None
+    """A web address that is told the same by POST: https, or http on this machine."""
+    notify_timeout_secs: Annotated[float, Meta(gt=0, le=300)] = 10.0
 
 
 class Home:
@@ -152,6 +158,9 @@ def settings(config: Config, home: Home) -> Settings:
         sweep_period_secs=config.sweep_period_secs,
         auto_resume=config.auto_resume,
         resume_on_decision=config.resume_on_decision,
+        notify_command=tuple(config.notify_command),
+        notify_url=_url(config.notify_url),
+        notify_timeout_secs=config.notify_timeout_secs,
         templates=templates(config),
         blueprint_roots=tuple(_folder(each) for each in config.blueprint_roots),
         app={name: function for module in config.app for name, function in _functions(module).items()},
@@ -171,6 +180,12 @@ def templates(config: Config) -> dict[str, Any]:
     except BlueprintInvalid as error:
         faults = "; ".join(f"{fault['path']}: {fault['message']}" for fault in error.data["faults"])
         raise ConfigInvalid(f"configuration: {faults}") from None
+
+
+def _url(url: str | None) -> str | None:
+    if url is not None:
+        check_url(url)
+    return url
 
 
 def _folder(named: str) -> Path:

@@ -12,11 +12,13 @@ import contextlib
 import os
 import socket
 from collections.abc import AsyncGenerator, Generator
+from functools import partial
 
 import uvicorn
 
 from refold.engine.clock import Clock, rfc3339
 from refold.errors import ConfigInvalid
+from refold.server import shapes
 from refold.server.config import Config, Home, settings
 from refold.server.guard import host_port
 from refold.server.http import http_app
@@ -93,6 +95,7 @@ async def _door(app: App, config: Config, home: Home, lock: StoreLock | None) ->
         lock.publish(url)
     home.announce({"url": url, "pid": os.getpid(), "started_at": rfc3339(Clock().now_ms())})
     try:
+        await app.notifier.start(partial(shapes.opened, url))
         yield Host(app, rpc, url)
     finally:
         home.retract()

@@ -435,6 +435,11 @@ def request(row: RequestRow) -> Json:
     return plain(shown)
 
 
+def opened(base: str, row: RequestRow) -> Json:
+    """What a person is told who is needed: the request, and where it is answered."""
+    return {"event": "request.opened", "request": request(row), "url": f"{base}/v1/requests/{row.request_id}"}
+
+
 def plain(shown: Shape) -> Json:
     """The JSON of an answer."""
     return msgspec.to_builtins(shown)

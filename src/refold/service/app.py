@@ -27,8 +27,10 @@ from refold.engine.sweeps import SERVER_RESTART, SERVER_SHUTDOWN, StaleSweep, in
 from refold.errors import RefoldError
 from refold.records import MetaRow, RunRecord, RunStatus
 from refold.service.blueprints import Blueprints
+from refold.service.channels import Channel, Program, Webhook
 from refold.service.commands import Ledger
 from refold.service.metrics import MeteredStore, Metrics
+from refold.service.notifier import Notifier
 from refold.service.operators import Operators, needs_operator
 from refold.service.programs import Programs, SubprocessMode
 from refold.service.references import References
@@ -68,6 +70,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sweep_period_secs: float = 60.0
     auto_resume: bool = False
     resume_on_decision: bool = True
+    notify_command: tuple[str, ...] = ()
+    """A program that is run when a Run begins to wait for a person; none if it is empty."""
+    notify_url: str | None = None
+    """A web address that is told the same."""
+    notify_timeout_secs: float = 10.0
 
 
 class App:
@@ -119,6 +126,11 @@ class App:
             tools.desk,
             log_of,
             resume_on_decision=settings.resume_on_decision,
+        )
+        channels: list[Channel] = [Program(settings.notify_command, tools)] if settings.notify_command else []
+        channels += [Webhook(settings.notify_url)] if settings.notify_url is not None else []
+        self.notifier = Notifier(
+            store, tools.desk, tools.secrets, self.metrics, channels, timeout_secs=settings.notify_timeout_secs
         )
         self.operators = Operators(store, clock, offers)
         self.submissions = Submissions(store, self._supervisor, offers, hub, tools.output_bytes)
@@ -203,6 +215,7 @@ class App:
             return
         self.closed = True
         self.operators.hang_up()
+        await self.notifier.close()
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)

@@ -44,6 +44,10 @@ class Metrics:
         self.notices_dropped = Counter(
             "refold_notices_dropped", "Broadcasts that a slow connection was not told", registry=self._registry
         )
+        told = Counter(
+            "refold_requests_told", "Requests that a person was told of, by result", ["result"], registry=self._registry
+        )
+        self.requests_told = {result: told.labels(result) for result in ("ok", "failed")}
         self.connections = 0
         self._standing = _Standing()
         self._registry.register(self._standing)
