@@ -47,7 +47,7 @@ class SqliteFactory:
 
     def raw_get(self, kind: type[R], *key: Any) -> R | None:
         for found in self._run(f"SELECT * FROM {TABLES[kind].name} WHERE {_where(kind)}", key):
-            return msgspec.convert(found, kind, strict=False)
+            return msgspec.convert([found[name] for name in kind.__struct_fields__], kind, strict=False)
         return None
 
     def raw_set(self, kind: type[Row], key: tuple[Any, ...], row: Row | None) -> None:

@@ -39,7 +39,10 @@ CHECKPOINT_PAGES: Final = 8000
 """WAL pages before a checkpoint: at SQLite's default of 1000 the p99 of grouped commits is five times as high."""
 
 _FATAL: Final = (apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.CantOpenError)
-_FLAGS: Final = {kind: [name for name, hint in get_type_hints(kind).items() if hint is bool] for kind in TABLES}
+_FLAGS: Final = {
+    kind: frozenset(at for at, name in enumerate(kind.__struct_fields__) if get_type_hints(kind)[name] is bool)
+    for kind in TABLES
+}
 _Entry = tuple[Callable[[Any], Any], "asyncio.Future[Any]"]
 
 
@@ -356,10 +359,9 @@ def _columns(kind: type[Row]) -> str:
 
 
 def _row(kind: type[R], values: Sequence[Any]) -> R:
-    members = dict(zip(kind.__struct_fields__, values, strict=True))
-    for name in _FLAGS[kind]:  # SQLite has no booleans, and JSON would show 1 for true
-        members[name] = bool(members[name])
-    return msgspec.convert(members, kind)  # as fast as a call, and a flipped bit in a row's header changes types
+    if flags := _FLAGS[kind]:  # SQLite has no booleans, and JSON would show 1 for true
+        values = [bool(value) if at in flags else value for at, value in enumerate(values)]
+    return msgspec.convert(values, kind)  # not a bare call: a flipped bit in a row's header changes types
 
 
 def _deliverable(error: BaseException) -> BaseException:
