@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -148,10 +149,16 @@ def load(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryR
 
 
 def _rest(row: BoundaryRow) -> Json:
-    """What a boundary holds beside its items; None if it is damaged."""
+    """What a boundary holds beside its items; None if it is damaged. Shared: do not change it."""
+    return _checked(row.seq, row.rest_json, row.segments_json)
+
+
+@lru_cache(maxsize=64)
+def _checked(seq: int, rest_json: str, segments_json: str) -> Json:
+    """A seal is over the names of all segments, and every client that comes with a cursor would pay for them."""
     try:
-        stored, segments = decode(row.rest_json), decode(row.segments_json)
-        return stored if stored.pop("seal") == _seal(row.seq, stored, segments) else None
+        stored, segments = decode(rest_json), decode(segments_json)
+        return stored if stored.pop("seal") == _seal(seq, stored, segments) else None
     except (InvalidJson, AttributeError, KeyError, TypeError):  # whatever shape the damage has
         return None
 
