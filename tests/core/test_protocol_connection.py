@@ -380,6 +380,29 @@ def test_replies_to_our_requests() -> None:
     ]
 
 
+def test_a_reply_counts_on_the_connection_that_was_asked() -> None:
+    ids = count(1)
+    first, second = ready(ids=ids), ready(ids=ids)
+    asked, other = first.request("approval/request"), second.request("approval/request")
+    second.receive_data(frame(id=asked, result={"by": "a stranger"}))
+    assert second.events() == []
+    first.receive_data(frame(id=asked, result={"by": "who was asked"}))
+    second.receive_data(frame(id=other, result={}))
+    assert first.events() == [Replied(asked, {"by": "who was asked"}, None)]
+    assert second.events() == [Replied(other, {}, None)]
+
+
+def test_calls_of_two_connections_may_have_one_id() -> None:
+    first, second = ready(), ready()
+    one, two = call(first), call(second)
+    second.reply(two, {"for": "second"})
+    first.reply(one, {"for": "first"})
+    assert [body["result"] for connection in (first, second) for body in sent(connection)] == [
+        {"for": "first"},
+        {"for": "second"},
+    ]
+
+
 @pytest.mark.parametrize("reply_id", [99, "1", None, True, 1.0, [1]])
 def test_replies_to_nothing_are_ignored(reply_id: object) -> None:
     connection = ready()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,6 +12,7 @@ import pytest
 from e2e_kit import Home, Json, kill, path, step, within
 
 from refold.client.api import Refusal
+from refold.client.session import CallRefused, Wire
 
 pytestmark = pytest.mark.e2e
 
@@ -78,6 +80,76 @@ def test_a_question_survives_its_server_and_the_decision_goes_on_from_it(home: H
     }
     assert home.ran() == ["a", "b"], "nothing ran twice"
     assert pending(home, request["session_id"]) == []
+
+
+LATER = r"""
+import sys, time
+from pathlib import Path
+from refold.cli.main import main
+from refold.engine.clock import Clock
+from refold.engine.sweeps import StaleSweep
+hours, swept = Path(sys.argv.pop(1)), Path(sys.argv.pop(1))
+now_ms, sweep = Clock.now_ms, StaleSweep.sweep
+Clock.now_ms = lambda clock: now_ms(clock) + 3_600_000 * int(hours.read_text())
+async def counted(self):
+    at = hours.read_text()
+    found = await sweep(self)
+    with swept.open("a") as file:
+        file.write(at + "\n")
+    return found
+StaleSweep.sweep = counted
+main()
+"""
+"""A server whose wall clock is as many hours ahead as a file says, and which notes at what hour it has swept."""
+
+
+def test_a_question_waits_over_a_kill_and_a_day_and_a_stranger_answers_it_once(home: Home) -> None:
+    server = home.serve()
+    run = home.launch(gate(home))
+    request = asked(home, run)
+    kill(server)
+    hours, swept = home.bench / "hours", home.bench / "swept"
+    hours.write_text("0")
+    swept.write_text("")
+    ahead = [sys.executable, "-c", LATER, str(hours), str(swept)]
+    home.serve("--auto-resume", "--sweep-period-secs", "0.05", command=ahead)
+    within("the run to wait again", lambda: home.api.get(f"/v1/runs/{run}")["waiting_on"] == "approval")
+    hours.write_text("26")
+    within("two sweeps of the next day", lambda: swept.read_text().split().count("26") >= 2)
+    record = home.api.get(f"/v1/runs/{run}")
+    assert (record["status"], record["waiting_on"]) == ("running", "approval"), "nobody took it for dead"
+    assert home.api.get("/v1/status")["stale_run_sweep"] == {"interrupted": 0, "faults": 0}
+    assert asked(home, run) == request
+
+    stranger, session = home.wire(), request["session_id"]
+    answer = stranger.command("session/resume", {"sessionId": session})
+    assert [each["approvalId"] for each in answer["pendingRequests"]] == [request["request_id"]]
+    question = within("the question", lambda: _asked_over(stranger, stranger.next(1)))
+    assert question["approvalId"] == request["request_id"]
+    (choice,) = [each for each in question["availableChoices"] if each["decision"] == "approved"]
+    decision = {
+        "sessionId": session,
+        "approvalId": question["approvalId"],
+        "choiceId": choice["choiceId"],
+        "requirementId": question["currentRequirementId"],
+    }
+    stranger.command("approval/decide", decision)
+    ended = home.reached(run, "done")
+    assert (ended["result_ref"]["ok"]["decision"], ended["activation"]) == ("approved", 2)
+    assert home.ran() == ["a", "b"], "it went on once, and nothing ran twice"
+    with pytest.raises(CallRefused) as late:
+        stranger.command("approval/decide", decision)
+    assert late.value.kind == "approvalAlreadyResolved"
+    page = stranger.call("view/page", {"sessionId": session, "limit": 1_000})["events"]
+    about = [
+        (frame["method"], frame["params"]["approvalId"]) for frame in page if frame["method"].startswith("approval/")
+    ]
+    assert about == [(method, request["request_id"]) for method in ("approval/requested", "approval/resolved")]
+
+
+def _asked_over(wire: Wire, frame: Json) -> Json:
+    """The params of a frame that asks for an approval."""
+    return frame["params"] if frame is not None and frame["method"] == "approval/request" else None
 
 
 def test_of_many_who_decide_at_once_one_wins_and_all_are_told(home: Home) -> None:

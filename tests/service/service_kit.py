@@ -320,7 +320,9 @@ class Line:
         """The result of a call; raises Refused."""
         request = next(self._ids)
         await self._peer.receive_frame(encode({"jsonrpc": "2.0", "id": request, "method": method, "params": params}))
-        self.answered = max(at for at, frame in enumerate(self.frames) if frame.get("id") == request)
+        self.answered = max(
+            at for at, frame in enumerate(self.frames) if frame.get("id") == request and "method" not in frame
+        )
         said = self.frames[self.answered]
         if "error" in said:
             raise Refused(said["error"])

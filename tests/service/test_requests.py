@@ -31,6 +31,7 @@ from refold.canonical import decode, encode
 from refold.engine.questions import Questions
 from refold.errors import CommandConflict, CommitFailed, InvalidRequest, NotFound
 from refold.records import RequestStatus, RunRecord, ValueRow
+from refold.server.rpc import Rpc
 from refold.service.app import App
 from refold.service.requests import answered
 from refold.store import Reader
@@ -422,6 +423,20 @@ async def test_the_first_of_many_doors_wins_and_every_other_is_told(app: App, cr
         for line in (one, other):
             assert sum(frame.get("method") == "approval/resolved" for frame in line.frames) == 1
             assert sum(frame.get("method") == "approval/request" for frame in line.frames) == 1
+
+
+async def test_no_two_connections_are_asked_under_one_id(app: App, crew: Crew) -> None:
+    """An answer that came to the wrong one would otherwise settle the wrong question."""
+    run = await launch(app, GATE)
+    await asked(app, run)
+    rpc = Rpc(app, "/home")
+    async with Line(app, rpc) as one, Line(app, rpc) as two:
+        ids = []
+        for line in (one, two):
+            await line.resume(run.session_id)
+            request = await line.until(lambda frame: frame.get("method") == "approval/request" and "id" in frame)
+            ids.append(request["id"])
+    assert len(set(ids)) == 2
 
 
 async def test_a_call_must_name_a_request_of_its_kind_and_session(app: App, crew: Crew) -> None:
