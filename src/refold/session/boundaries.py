@@ -33,6 +33,9 @@ SEGMENT: Final = 64
 READ_ROWS: Final = 512
 """Log rows per read while old ones are taken away."""
 
+ENDS_ROWS: Final = 32
+"""Log rows per read while the end of a turn is looked for, from the head backwards."""
+
 BOUNDARY_FRAME: Final = 1
 """Which frame of its record is the boundary: the one that completes the compaction item."""
 
@@ -204,17 +207,32 @@ def last_turn(reader: Reader, log: SessionLog, session: SessionRecord) -> Json:
     A client that comes with its cursor is served no state. To fold all items for this one member would make its attach
     cost what the whole Session weighs.
     """
-    row = latest(reader, session)
-    stored = None if row is None else _rest(row)
-    if log.keeps(reader, session) or (stored is None and (row is not None or session.floor)):
+    if log.keeps(reader, session):
         return log.state(reader, session).last_turn
-    begun, held = (0, None) if row is None or stored is None else (row.seq, stored["last_turn"])
-    ended = [
-        end
-        for kind in _ENDS
-        for end in reader.find(LogRow, session=session.n, type=kind, after=begun, newest_first=True, limit=1)
-    ]
-    return log.shown(reader, session, max(ended, key=lambda end: end.seq)).last_turn if ended else held
+    begun, turn = log.turns.get(session.n, (0, None))
+    row = latest(reader, session)
+    if row is not None and row.seq > begun:
+        stored = _rest(row)
+        if stored is None:
+            return log.state(reader, session).last_turn
+        begun, turn = row.seq, stored["last_turn"]
+    elif begun < session.floor:
+        return log.state(reader, session).last_turn
+    if (end := _last_end(reader, session, begun)) is not None:
+        turn = log.shown(reader, session, end).last_turn
+    log.note_turn(session, turn)
+    return turn
+
+
+def _last_end(reader: Reader, session: SessionRecord, after: int) -> LogRow | None:
+    """The newest record that ended a turn, of those behind `after`."""
+    before = session.seq + 1
+    while rows := reader.log_before(session.n, before, min(ENDS_ROWS, before - 1 - after)):
+        for row in reversed(rows):
+            if row.type in _ENDS:
+                return row
+        before = rows[0].seq
+    return None
 
 
 # -- retention --------------------------------------------------------------------------------------------------------

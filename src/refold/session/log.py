@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from refold.canonical import Json
 from refold.errors import BoundaryPruned, MissingAnchor, StoreDamaged
 from refold.records import BoundaryRow, LogRow, SessionRecord
 from refold.store import Reader
@@ -50,6 +51,8 @@ class SessionLog:
         self._key = key
         self._start = start or (lambda reader, log, session: (ViewState(), GENESIS))
         self._states: dict[int, tuple[ViewState, Position]] = {}
+        self.turns: dict[int, tuple[int, Json]] = {}
+        """By Session, the last turn that had ended at a seq: see `boundaries.last_turn`."""
 
     def mint(self, session: SessionRecord) -> Mint:
         """What turns positions of this Session into cursors."""
@@ -182,6 +185,13 @@ class SessionLog:
     def keeps(self, reader: Reader, session: SessionRecord) -> bool:
         """Whether `state` would go on from what it has, instead of beginning at a boundary."""
         return self._kept(reader, session) is not None
+
+    def note_turn(self, session: SessionRecord, turn: Json) -> None:
+        """Keeps the last turn that had ended when the log ended where it does, for who looks from there."""
+        self.turns.pop(session.n, None)
+        self.turns[session.n] = (session.seq, turn)
+        while len(self.turns) > KEPT_STATES:
+            del self.turns[next(iter(self.turns))]
 
     def shown(self, reader: Reader, session: SessionRecord, row: LogRow) -> ViewState:
         """What the frames of one row say by themselves."""
