@@ -100,7 +100,7 @@ class Run:
         self._full_size = self._deltas_size = 0
 
     async def step(self, ref: str, given: Json, work: Callable[[Json], Json], member: str | None = None) -> Json:
-        """The answer of `work` to `given`, or what the log has of it; it becomes a `member` of the ctx, if one is named.
+        """The answer of `work` to `given`, or what the log has of it; it becomes that `member` of the ctx.
 
         Without one the ctx is only what was asked last: the least that a log can say about where a flow stands.
         """
