@@ -1,25 +1,51 @@
-"""The command line of the benchmarks: `python -m bench steps|attach|readers [--quick] [--check] [--json]`."""
+"""The command line of the benchmarks: `python -m bench [speed|attach|readers] …`."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from pathlib import Path
+from typing import Any
 
-from bench import attach, readers, steps
+from bench import attach, readers, report, speed
+from bench.table import ROWS
 
-WORKLOADS = {"steps": steps.measure, "attach": attach.measure, "readers": readers.measure}
+Json = Any
+LISTS = {"attach": attach.measure, "readers": readers.measure}
+SAVED = Path(__file__).parent.parent / "docs" / "bench"
 
 
 def main() -> int:
     """Prints one table; exit code 1 with `--check` if a bar is missed."""
     ask = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    ask.add_argument("workload", choices=[*WORKLOADS])
-    ask.add_argument("--quick", action="store_true", help="one round instead of three")
+    ask.add_argument("workload", nargs="?", default="speed", choices=["speed", *LISTS])
+    ask.add_argument("--quick", action="store_true", help="one round; speed: also a tenth of every size")
     ask.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
-    ask.add_argument("--json", action="store_true", help="one JSON array on stdout")
+    ask.add_argument("--json", action="store_true", help="JSON on stdout")
+    ask.add_argument("--rounds", type=int, help="how many; 3 by default")
+    ask.add_argument("--only", default="", metavar="ROW,…", help=f"speed: of {', '.join(speed.KEYS)}")
+    ask.add_argument("--peers", default="", metavar="NAME,…", help="speed: who else runs: dbos, langgraph")
+    ask.add_argument("--save", action="store_true", help="speed: write table, plot and JSON to docs/bench/")
     options = ask.parse_args()
-    rows = WORKLOADS[options.workload](1 if options.quick else 3)
+    rounds = options.rounds or (1 if options.quick else 3)
+    if options.workload != "speed":
+        return _list(LISTS[options.workload](rounds), options)
+    only, peers = options.only.split(",") if options.only else speed.KEYS, [*filter(None, options.peers.split(","))]
+    if strange := set(only) - set(speed.KEYS):
+        ask.error(f"--only: no row {', '.join(sorted(strange))}; there are {', '.join(speed.KEYS)}")
+    rows = [row for row in ROWS if row.key in only]
+    found = speed.measure(rows, peers, rounds, shrink=10 if options.quick else 1)
+    if options.save:
+        _save(found)
+    sys.stdout.write(json.dumps(found, ensure_ascii=False) + "\n" if options.json else report.markdown(found))
+    missed = [bar for row in found["rows"] for bar in row["bars"] if bar["clears"] is False]
+    faults = [sample["fault"] for sample in found["samples"] if sample["fault"]]
+    sys.stderr.writelines(f"FAILED: {fault}\n" for fault in faults)
+    return 1 if options.check and (missed or faults) else 0
+
+
+def _list(rows: Json, options: argparse.Namespace) -> int:
     if options.json:
         sys.stdout.write(json.dumps(rows, ensure_ascii=False) + "\n")
     else:
@@ -29,6 +55,16 @@ def main() -> int:
             figure = f"{row['median']:,} {row['unit']}"
             sys.stdout.write(f"| {row['row']} | {figure} | {row['ratio']} | {row['bar']} | {verdict} |\n")
     return 1 if options.check and not all(row["clears"] for row in rows) else 0
+
+
+def _save(found: Json) -> None:
+    SAVED.mkdir(exist_ok=True)
+    (SAVED / "speed.json").write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+    (SAVED / "speed.svg").write_text(report.plot(found))
+    text = (
+        f"# Speed\n\nMade by `scripts/bench --save`; what is measured: [README](README.md).\n\n{report.markdown(found)}"
+    )
+    (SAVED / "speed.md").write_text(text + "\n![everybody in times of refold](speed.svg)\n")
 
 
 if __name__ == "__main__":

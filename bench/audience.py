@@ -13,9 +13,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from bench import flows
+from bench.inside import opened, resident_kib
 from bench.sample import Figures, latency, main
 from bench.served import hello
-from bench.inside import opened, resident_kib
 from refold.server.rpc import Peer, Rpc
 from refold.service.app import App
 from refold.service.tasks import NewTask

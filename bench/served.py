@@ -24,8 +24,8 @@ import uuid_utils
 import websockets
 
 from bench import flows
-from bench.sample import Figures, latency, main, rate
 from bench.inside import MANY, resident_kib
+from bench.sample import Figures, latency, main, rate
 
 Json = Any
 REFOLD = [sys.executable, "-m", "refold"]

@@ -1,0 +1,158 @@
+"""`scripts/bench speed`: all contestants, shuffled and interleaved in one run, and refold judged against the others.
+
+Every measurement is a process of its own on a fresh folder. A raw probe stands before each, so that figures of a noisy
+moment can be told apart. A row is compared round by round: on a machine with neighbours absolute figures move by a
+factor, ratios within a round do so much less. Medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import sqlite3
+import sys
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+import apsw
+
+from bench import contestants, peers
+from bench.contestants import BARE, HTTP, REFOLD, Contestant
+from bench.sample import Figures
+from bench.table import PEERS, ROWS, Bar, Row, clears, times
+
+Json = Any
+
+
+class Task(NamedTuple):
+    """One measurement to make; rows that show figures of the same one share it."""
+
+    who: Contestant
+    work: str
+    size: int
+
+
+class Sample(NamedTuple):
+    """One measurement that was made, in which round, and how fast the disk was just before it."""
+
+    round: int
+    who: str
+    work: str
+    size: int
+    raw_per_s: float
+    figures: Figures
+    fault: str | None = None
+
+
+def measure(rows: Sequence[Row], names: Sequence[str], rounds: int, shrink: int = 1) -> Json:
+    """The whole report as JSON: the machine, the rows with their verdicts, and every sample.
+
+    `names` are the peers; one that cannot be had is named in `not_run` with the reason. `shrink` divides the sizes.
+    """
+    rows = [row._replace(size=max(1, row.size // shrink)) for row in rows]
+    who, not_run = contestants.ours(), dict[str, str]()
+    for name in names:
+        try:
+            who.append(contestants.peer(name))
+        except peers.PeerMissing as error:
+            not_run[name] = str(error)
+            sys.stderr.write(f"{name} is NOT RUN: {error}\n")
+    samples = [sample for n in range(rounds) for sample in _round(n, _tasks(rows, who))]
+    return {
+        "machine": machine(),
+        "rounds": rounds,
+        "shrink": shrink,
+        "peers": {name: list(peers.PINS[name]) for name in names if name not in not_run},
+        "not_run": not_run,
+        "rows": [judged(row, samples) for row in rows],
+        "samples": [sample._asdict() for sample in samples],
+    }
+
+
+def _tasks(rows: Sequence[Row], who: Sequence[Contestant]) -> list[Task]:
+    found = {Task(each, row.work, row.size): None for row in rows for each in who if row.work in each.works}
+    return list(found)
+
+
+def _round(n: int, tasks: list[Task]) -> list[Sample]:
+    """One round, in an order of its own, the same at every run."""
+    random.Random(n).shuffle(tasks)
+    made: list[Sample] = []
+    for at, task in enumerate(tasks, 1):
+        raw = contestants.raw_commits()
+        sys.stderr.write(f"round {n + 1}, {at} of {len(tasks)}: {task.who.name}, {task.work} {task.size:,}")
+        figures, fault = Figures(), None
+        try:
+            figures = contestants.measure(task.who, task.work, task.size)
+        except contestants.Failed as error:
+            fault = str(error)
+        said = fault or ", ".join(f"{name} {value:,.4g}" for name, value in figures.items())
+        sys.stderr.write(f": {said} (raw {raw:,.0f})\n")
+        made.append(Sample(n, task.who.name, task.work, task.size, raw, figures, fault))
+    return made
+
+
+def judged(row: Row, samples: Sequence[Sample]) -> Json:
+    """A row: everybody's median, and every bar with what was found and whether that clears it (None: not run)."""
+    mine = [each for each in samples if (each.work, each.size) == (row.work, row.size) and row.figure in each.figures]
+    by_round: dict[int, dict[str, float]] = {}
+    for each in mine:
+        by_round.setdefault(each.round, {})[each.who] = each.figures[row.figure]
+    names = sorted({each.who for each in mine}, key=_column)
+    return {
+        "key": row.key,
+        "title": row.title,
+        "unit": row.unit,
+        "places": row.places,
+        "more_is_better": row.more_is_better,
+        "medians": {name: median(found[name] for found in by_round.values() if name in found) for name in names},
+        "raw_per_s": median(each.raw_per_s for each in mine) if mine else None,
+        "bars": [_verdict(row, bar, list(by_round.values())) for bar in row.bars],
+    }
+
+
+def _verdict(row: Row, bar: Bar, rounds: Sequence[dict[str, float]]) -> Json:
+    ratios = [
+        times(found[bar.who], other)
+        for found in rounds
+        if bar.who in found and (other := _other(row, bar, found)) is not None
+    ]
+    ratio = median(ratios) if ratios else None
+    against = f"× {bar.against}" if bar.against else row.unit
+    sign = "≥" if row.more_is_better else "≤"
+    return {
+        "bar": f"{bar.who} {sign} {bar.factor:,.3g} {against}",
+        "found": ratio,
+        "clears": None if ratio is None else clears(row, bar, ratio),
+    }
+
+
+def _other(row: Row, bar: Bar, found: dict[str, float]) -> float | None:
+    """What a figure is divided by; None if nobody ran it."""
+    if bar.against is None:
+        return 1.0
+    if bar.against != PEERS:
+        return found.get(bar.against)
+    theirs = [figure for name, figure in found.items() if name not in (REFOLD, HTTP, BARE)]
+    return (max if row.more_is_better else min)(theirs, default=None)
+
+
+def _column(name: str) -> tuple[int, str]:
+    """Ours first, then the bare log, then the peers by name."""
+    order = (REFOLD, HTTP, BARE)
+    return (order.index(name) if name in order else len(order), name)
+
+
+def machine() -> Json:
+    """What the figures are of."""
+    return {
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "sqlite": {"refold": apsw.sqlite_lib_version(), "bare log": sqlite3.sqlite_version},
+    }
+
+
+KEYS = [row.key for row in ROWS]

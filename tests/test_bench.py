@@ -1,0 +1,141 @@
+"""What `scripts/bench speed` makes of figures: medians, ratios within a round, verdicts, a table; and the bare log."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+from bench import report
+from bench.bare import Log, Run, connect
+from bench.contestants import BARE, HTTP, REFOLD
+from bench.sample import latency, payload, rate
+from bench.speed import Sample, judged
+from bench.table import PEERS, ROWS, Bar, Row
+
+Json = Any
+FAST = Row("seq", "steps in turn", "seq", 10, "per_s", "steps/s", True, (Bar(0.7, BARE), Bar(1.8, PEERS)))
+SHORT = Row("fan", "fan-out", "fan", 10, "ms", "ms", False, (Bar(3, BARE), Bar(6, None, HTTP)))
+
+
+def samples(row: Row, *rounds: dict[str, float]) -> list[Sample]:
+    """One sample for everybody who is named in a round."""
+    return [
+        Sample(n, who, row.work, row.size, 100.0, {row.figure: figure})
+        for n, figures in enumerate(rounds)
+        for who, figure in figures.items()
+    ]
+
+
+def verdicts(row: Row, *rounds: dict[str, float]) -> list[tuple[float | None, bool | None]]:
+    return [(bar["found"], bar["clears"]) for bar in judged(row, samples(row, *rounds))["bars"]]
+
+
+def test_a_ratio_is_taken_within_its_round_and_the_median_is_judged() -> None:
+    # Over all rounds refold's median is 100 and the bare log's 200; round by round it is 0.8, 0.8 and 0.1.
+    rounds = [{REFOLD: 80.0, BARE: 100.0}, {REFOLD: 160.0, BARE: 200.0}, {REFOLD: 100.0, BARE: 1000.0}]
+    assert verdicts(FAST, *rounds)[0] == (0.8, True)
+
+
+def test_of_peers_the_best_counts() -> None:
+    figures = {REFOLD: 100.0, "slow": 10.0, "quick": 80.0, BARE: 900.0, HTTP: 900.0}
+    assert verdicts(FAST, figures)[1] == (1.25, False)
+
+
+def test_less_is_better_turns_a_bar_round() -> None:
+    assert verdicts(SHORT, {REFOLD: 31.0, BARE: 10.0, HTTP: 5.0}) == [(3.1, False), (5.0, True)]
+
+
+def test_what_nobody_ran_is_not_judged() -> None:
+    assert verdicts(FAST, {REFOLD: 100.0}) == [(None, None), (None, None)]
+    assert verdicts(FAST) == [(None, None), (None, None)]
+
+
+def test_figures_of_another_size_are_not_taken() -> None:
+    other = samples(FAST._replace(size=99), {REFOLD: 1.0, BARE: 1.0})
+    assert judged(FAST, other)["medians"] == {}
+
+
+def test_rows_have_keys_of_their_own_and_figures_that_are_found_somewhere() -> None:
+    assert len({row.key for row in ROWS}) == len(ROWS)
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def found() -> Json:
+    rows = [
+        judged(FAST, samples(FAST, {REFOLD: 1234.0, BARE: 2000.0, "dbos": 200.0})),
+        judged(SHORT, samples(SHORT, {REFOLD: 10.0, BARE: 0.0})),
+    ]
+    sqlite = {"refold": "3.54", "bare log": "3.40"}
+    machine = {"cores": 2, "system": "Linux", "python": "3.11", "sqlite": sqlite}
+    not_run = {"restate": "nobody has written its workloads"}
+    return {"machine": machine, "rounds": 3, "shrink": 1, "peers": {"dbos": ["dbos==1"]}, "not_run": not_run} | {
+        "rows": rows,
+        "samples": [],
+    }
+
+
+def test_the_table_says_what_was_missed_and_what_was_not_run(found: Json) -> None:
+    page = report.markdown(found)
+    assert "| steps in turn, steps/s | 1,234 | 2,000 | 200 | 100 |" in page
+    assert "refold ≥ 0.7 × bare log: 0.617 **missed**" in page
+    assert "refold ≥ 1.8 × best peer: 6.17<br>" in page or "refold ≥ 1.8 × best peer: 6.17 |" in page
+    assert "refold HTTP ≤ 6 ms: not run" in page
+    assert "**restate was not run**: nobody has written its workloads." in page
+
+
+def test_the_plot_is_a_picture_also_where_somebody_took_no_time(found: Json) -> None:
+    root = ET.fromstring(report.plot(found))
+    assert len([each for each in root.iter() if each.tag.endswith("rect")]) >= 5
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------
+
+
+def test_payloads_are_1_kib_and_differ() -> None:
+    assert {len(payload(n)) for n in range(100)} == {1024}
+    assert len({payload(n) for n in range(100)}) == 100
+
+
+def test_the_end_of_a_long_run_is_compared_with_its_beginning() -> None:
+    slower = [0.001 * n for n in range(1000)] + [1.0 + 0.002 * n for n in range(1000)]
+    assert rate(2000, 3.0, slower)["last_to_first"] == pytest.approx(0.5)
+    assert "last_to_first" not in rate(1999, 3.0, slower[:1999])
+
+
+def test_percentiles_are_milliseconds() -> None:
+    assert latency([n / 1000 for n in range(1, 101)]) == {"p50": 51.0, "p99": 100.0}
+
+
+@pytest.mark.anyio
+async def test_the_bare_log_answers_what_it_logged(tmp_path: Any) -> None:
+    asked: list[int] = []
+
+    def work(n: int) -> int:
+        asked.append(n)
+        return n * n
+
+    log = Log(tmp_path)
+    first = Run(log, 1)
+    answers = [await first.step("square", n, work) for n in (2, 3, 2)]
+    again = Run(log, 1, log.read(1))
+    assert [await again.step("square", n, work) for n in (2, 3, 2)] == answers == [4, 9, 4]
+    assert asked == [2, 3, 2]
+
+
+@pytest.mark.anyio
+async def test_the_bare_log_keeps_ctx_as_deltas_until_they_weigh_what_the_last_full_one_does(tmp_path: Any) -> None:
+    run = Run(Log(tmp_path), 1)
+    for n in range(64):
+        await run.step("grow", n, payload, f"k{n}")
+    rows = connect(tmp_path).execute("SELECT is_full, length(ctx) FROM log ORDER BY n").fetchall()
+    assert sum(full for full, _ in rows) < 10
+    assert sum(size for _, size in rows) < 4 * 64 * 1100
