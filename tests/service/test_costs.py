@@ -1,0 +1,216 @@
+"""What a sequential step costs, counted instead of timed: the same on every machine, idle or not.
+
+Two Runs of different length are carried through a whole App on SQLite, and the difference is divided by the difference
+of their lengths: what a launch, an end or a boot costs is in neither. The figures in `MOST` are what was counted, with
+little room above; where one is exceeded a step has become more expensive, and where one falls far below it is lowered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import apsw
+import orjson
+import pytest
+
+from refold import canonical
+from refold.engine.driver import Driver
+from refold.service import app as composition
+from refold.service.app import App, Settings
+from refold.service.sessions import ViewSettings
+from refold.service.tasks import NewTask
+from refold.store import SqliteStore
+from refold.store.sqlite import _SqliteTx
+
+Json = Any
+SHORT, LONG = 40, 140
+
+MOST: Final = {
+    "commits": 1.0,
+    "syncs of the WAL": 1.0,
+    "statements": 9.0,
+    "reads beside the commit": 0.0,
+    "bytes of WAL": 50_000.0,
+    "JSON texts written": 13.0,
+    "turns of the loop": 2.0,
+}
+"""`statements` are those of the writer, without its COMMITs; `reads` those of the connection that only reads."""
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """A loop that counts its turns: each of them is a look at every socket, whatever is done in it."""
+
+    turns = 0
+
+    def _run_once(self) -> None:
+        self.turns += 1
+        super()._run_once()  # type: ignore[misc]
+
+
+class CountingDisk(apsw.VFS):
+    """The file system, with what is written to a WAL and synced counted."""
+
+    def __init__(self, counted: Counter[str]) -> None:
+        self.counted = counted
+        super().__init__("counting", "")
+
+    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
+        path = name.filename() if isinstance(name, apsw.URIFilename) else name
+        return _Wal(self.counted, name, flags) if str(path).endswith("-wal") else super().xOpen(name, flags)
+
+
+class _Wal(apsw.VFSFile):
+    def __init__(self, counted: Counter[str], name: Any, flags: list[int]) -> None:
+        self.counted = counted
+        super().__init__("", name, flags)
+
+    def xWrite(self, data: bytes, offset: int) -> None:
+        self.counted["bytes of WAL"] += len(data)
+        super().xWrite(data, offset)
+
+    def xSync(self, flags: int) -> None:
+        self.counted["syncs of the WAL"] += 1
+        super().xSync(flags)
+
+
+async def answer(n: int) -> str:
+    """About 1 KiB, another one for each step."""
+    return base64.b64encode(hashlib.shake_128(b"%d" % n).digest(768)).decode()
+
+
+def loop_of(steps: int) -> Json:
+    body = {"kind": "step", "ref": "answer", "in": {"op": "path", "at": "$.n"}, "out": {"op": "path", "at": "$.r"}}
+    counter = {"op": "path", "at": "$.n"}
+    flow = {"kind": "loop", "counter": counter, "cond": {"op": "lit", "value": True}, "max": steps, "body": body}
+    agent = {"name": "answer", "kind": "python", "spec": {"fn": "t:answer"}}
+    return {"kind": "inline", "value": {"id": "costs", "flow": flow, "agents": [agent]}}
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What `carry` costs; counting begins where it is called."""
+    counts: Counter[str] = Counter()
+
+    def dumps(*args: Any, **how: Any) -> bytes:
+        counts["JSON texts written"] += 1
+        return orjson.dumps(*args, **how)
+
+    known = {name: getattr(orjson, name) for name in dir(orjson) if not name.startswith("__")}
+    monkeypatch.setattr(canonical, "orjson", SimpleNamespace(**known | {"dumps": dumps}))
+    return counts
+
+
+def carry(steps: int, folder: Path, counts: Counter[str], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What a Run of so many steps costs, from its launch to its end."""
+    disk, stores = CountingDisk(counts), list[Any]()
+
+    def opened(path: Path) -> SqliteStore:
+        stores.append(SqliteStore.open(path, vfs="counting"))
+        return stores[-1]
+
+    monkeypatch.setattr(composition, "SqliteStore", SimpleNamespace(open=opened))
+
+    def statement(event: dict[str, Any]) -> None:
+        counts["commits" if event["sql"] == "COMMIT" else "statements"] += 1
+
+    def reading(event: dict[str, Any]) -> None:
+        counts["reads beside the commit"] += 1
+
+    async def run() -> None:
+        settings = Settings(
+            store=folder / f"{steps}.db", app={"t:answer": answer}, view=ViewSettings(compact_events=10**9)
+        )
+        app = await App.open(settings)
+        try:
+            stores[0]._writer.trace_v2(apsw.SQLITE_TRACE_STMT, statement)
+            stores[0]._reader.connection.trace_v2(apsw.SQLITE_TRACE_STMT, reading)
+            counts.clear()
+            before = loop.turns
+            ended = await app.runs.settled(await app.tasks.launch(NewTask(blueprint=loop_of(steps))))
+            counts["turns of the loop"] = loop.turns - before
+            assert ended.status == "done"
+            found.update(counts)
+        finally:
+            await app.close()
+
+    found: Counter[str] = Counter()
+    with asyncio.Runner(loop_factory=CountingLoop) as runner:
+        loop: Any = runner.get_loop()
+        runner.run(run())
+    disk.unregister()
+    return found
+
+
+def cost_of_a_step(folder: Path, counts: Counter[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    short, long = carry(SHORT, folder, counts, monkeypatch), carry(LONG, folder, counts, monkeypatch)
+    return {name: (long[name] - short[name]) / (LONG - SHORT) for name in MOST}
+
+
+def test_a_sequential_step_costs_no_more_than_it_did(
+    counted: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost = cost_of_a_step(tmp_path, counted, monkeypatch)
+    over = {name: (figure, MOST[name]) for name, figure in cost.items() if figure > MOST[name]}
+    assert not over, f"a step now costs (figure, most): {over}; all figures: {cost}"
+    assert cost["commits"] == cost["syncs of the WAL"] == 1.0, cost
+
+
+# -- what the counters are worth: each of them sees its cost doubled --------------------------------------------------
+
+
+def _twice(owner: Any, name: str, again: Callable[..., Any]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Makes every call of `owner.name` do `again` first."""
+    before = getattr(owner, name)
+
+    def doubled(*args: Any) -> Any:
+        again(*args)
+        return before(*args)
+
+    return lambda monkeypatch: monkeypatch.setattr(owner, name, doubled)
+
+
+def _commits_first(store: Any, _: Any) -> None:
+    for text in ("BEGIN IMMEDIATE", "UPDATE run SET updated_at = updated_at + 1", "COMMIT"):
+        store._writer.execute(text)
+
+
+def _writes_much(store: Any, _: Any) -> None:
+    text = "INSERT INTO meta (key, value) VALUES (?, zeroblob(50000))"
+    store._writer.execute(text, (f"much {store._writer.total_changes()}",))
+
+
+def _reports_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Driver._reports
+
+    async def late(driver: Driver) -> Any:
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return await before(driver)
+
+    monkeypatch.setattr(Driver, "_reports", late)
+
+
+PLANTS: Final[dict[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "commits": _twice(SqliteStore, "_apply", _commits_first),
+    "syncs of the WAL": _twice(SqliteStore, "_apply", _commits_first),
+    "statements": _twice(_SqliteTx, "_change", lambda tx, *_: tx.connection.execute("SELECT 1")),
+    "bytes of WAL": _twice(SqliteStore, "_apply", _writes_much),
+    "JSON texts written": _twice(canonical, "_fast", canonical._fast),
+    "turns of the loop": _reports_late,
+}
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_what_is_done_twice_is_seen(
+    name: str, counted: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PLANTS[name](monkeypatch)
+    assert cost_of_a_step(tmp_path, counted, monkeypatch)[name] > MOST[name]
