@@ -45,7 +45,12 @@ def _figure(row: Json, name: str) -> str:
 def _bar(bar: Json) -> str:
     if bar["clears"] is None:
         return f"{bar['bar']}: not run"
-    return f"{bar['bar']}: {bar['found']:,.3g}" + ("" if bar["clears"] else " **missed**")
+    return f"{bar['bar']}: {short(bar['found'])}" + ("" if bar["clears"] else " **missed**")
+
+
+def short(value: float) -> str:
+    """A figure with three digits that count, or all of its integer ones."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _names(report: Json) -> list[str]:

@@ -20,6 +20,7 @@ import apsw
 
 from bench import contestants, peers
 from bench.contestants import BARE, HTTP, REFOLD, Contestant
+from bench.report import short
 from bench.sample import Figures
 from bench.table import PEERS, ROWS, Bar, Row, clears, times
 
@@ -123,7 +124,7 @@ def _verdict(row: Row, bar: Bar, rounds: Sequence[dict[str, float]]) -> Json:
     against = f"× {bar.against}" if bar.against else row.unit
     sign = "≥" if row.more_is_better else "≤"
     return {
-        "bar": f"{bar.who} {sign} {bar.factor:,.3g} {against}",
+        "bar": f"{bar.who} {sign} {short(bar.factor)} {against}",
         "found": ratio,
         "clears": None if ratio is None else clears(row, bar, ratio),
     }

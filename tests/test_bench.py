@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import xml.etree.ElementTree as ET
 from typing import Any
 
 import pytest
-from bench import report
+from bench import report, speed
+from bench.__main__ import main
 from bench.bare import Log, Run, connect
-from bench.contestants import BARE, HTTP, REFOLD
+from bench.contestants import BARE, HTTP, REFOLD, Failed, measure, ours
 from bench.sample import latency, payload, rate
 from bench.speed import Sample, judged
 from bench.table import PEERS, ROWS, Bar, Row
@@ -58,6 +60,63 @@ def test_figures_of_another_size_are_not_taken() -> None:
 
 def test_rows_have_keys_of_their_own_and_figures_that_are_found_somewhere() -> None:
     assert len({row.key for row in ROWS}) == len(ROWS)
+
+
+# -- the command line -------------------------------------------------------------------------------------------------
+
+
+def run(monkeypatch: pytest.MonkeyPatch, found: Json, *arguments: str) -> int:
+    """The exit code of `scripts/bench` if it had found this."""
+    monkeypatch.setattr(speed, "measure", lambda rows, names, rounds, shrink: found)
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    return main()
+
+
+@pytest.mark.parametrize(
+    ("figures", "code"), [({REFOLD: 9.0, BARE: 9.0}, 0), ({REFOLD: 1.0, BARE: 9.0}, 1), ({REFOLD: 1.0}, 0)]
+)
+def test_check_fails_for_a_missed_bar_and_not_for_one_that_was_not_run(
+    figures: dict[str, float], code: int, found: Json, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found["rows"] = [judged(FAST, samples(FAST, figures))]
+    assert run(monkeypatch, found, "--check") == code
+    assert run(monkeypatch, found) == 0
+
+
+def test_check_fails_if_somebody_did_not_do_its_work(found: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    found |= {"rows": [], "samples": [Sample(0, "dbos", "seq", 1, 1.0, {}, "it fell")._asdict()]}
+    assert run(monkeypatch, found, "--check") == 1
+
+
+def test_a_row_that_does_not_exist_is_a_usage_error(found: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(monkeypatch, found, "--only", "seq,nothing")
+    assert ended.value.code == 2
+
+
+def test_a_peer_that_cannot_be_had_is_said_aloud(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "restate" in speed.measure([], ["restate"], rounds=1)["not_run"]
+    assert "restate is NOT RUN" in capsys.readouterr().err
+
+
+# -- processes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("who", [BARE, REFOLD])
+def test_a_process_that_is_killed_goes_on_where_it_was(who: str) -> None:
+    contestant = next(each for each in ours() if each.name == who and "resume" in each.works)
+    found = measure(contestant, "resume", 7)
+    assert found["ran_again"] == 0
+    assert found["secs"] > 0 and found["scan_per_s"] > 0
+
+
+@pytest.mark.e2e
+def test_what_a_contestant_cannot_do_is_told() -> None:
+    with pytest.raises(Failed, match="KeyError"):
+        measure(ours()[0], "nothing", 1)
 
 
 # -- the page ---------------------------------------------------------------------------------------------------------
