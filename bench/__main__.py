@@ -26,6 +26,7 @@ def main() -> int:
     ask.add_argument("--rounds", type=int, help="how many; 3 by default")
     ask.add_argument("--only", default="", metavar="ROW,…", help=f"speed: of {', '.join(speed.KEYS)}")
     ask.add_argument("--peers", default="", metavar="NAME,…", help="speed: who else runs: dbos, langgraph")
+    ask.add_argument("--minutes", type=float, help="speed: after so many, nothing more is begun")
     ask.add_argument("--save", action="store_true", help="speed: write table, plot and JSON to docs/bench/")
     options = ask.parse_args()
     rounds = options.rounds or (1 if options.quick else 3)
@@ -35,7 +36,8 @@ def main() -> int:
     if strange := set(only) - set(speed.KEYS):
         ask.error(f"--only: no row {', '.join(sorted(strange))}; there are {', '.join(speed.KEYS)}")
     rows = [row for row in ROWS if row.key in only]
-    found = speed.measure(rows, peers, rounds, shrink=10 if options.quick else 1)
+    shrink = 10 if options.quick else 1
+    found = speed.measure(rows, peers, rounds, shrink=shrink, minutes=options.minutes)
     if options.save:
         _save(found)
     sys.stdout.write(json.dumps(found, ensure_ascii=False) + "\n" if options.json else report.markdown(found))

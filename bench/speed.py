@@ -12,6 +12,7 @@ import platform
 import random
 import sqlite3
 import sys
+import time
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, NamedTuple
@@ -47,11 +48,15 @@ class Sample(NamedTuple):
     fault: str | None = None
 
 
-def measure(rows: Sequence[Row], names: Sequence[str], rounds: int, shrink: int = 1) -> Json:
+def measure(
+    rows: Sequence[Row], names: Sequence[str], rounds: int, *, shrink: int = 1, minutes: float | None = None
+) -> Json:
     """The whole report as JSON: the machine, the rows with their verdicts, and every sample.
 
     `names` are the peers; one that cannot be had is named in `not_run` with the reason. `shrink` divides the sizes.
+    After so many `minutes` no measurement is begun: what is left out is not run.
     """
+    until = None if minutes is None else time.monotonic() + 60 * minutes
     rows = [row._replace(size=max(1, row.size // shrink)) for row in rows]
     who, not_run = contestants.ours(), dict[str, str]()
     for name in names:
@@ -60,7 +65,7 @@ def measure(rows: Sequence[Row], names: Sequence[str], rounds: int, shrink: int 
         except peers.PeerMissing as error:
             not_run[name] = str(error)
             sys.stderr.write(f"{name} is NOT RUN: {error}\n")
-    samples = [sample for n in range(rounds) for sample in _round(n, _tasks(rows, who))]
+    samples = [sample for n in range(rounds) for sample in _round(n, _tasks(rows, who), until)]
     return {
         "machine": machine(),
         "rounds": rounds,
@@ -77,11 +82,14 @@ def _tasks(rows: Sequence[Row], who: Sequence[Contestant]) -> list[Task]:
     return list(found)
 
 
-def _round(n: int, tasks: list[Task]) -> list[Sample]:
+def _round(n: int, tasks: list[Task], until: float | None) -> list[Sample]:
     """One round, in an order of its own, the same at every run."""
     random.Random(n).shuffle(tasks)
     made: list[Sample] = []
     for at, task in enumerate(tasks, 1):
+        if until is not None and time.monotonic() > until:
+            sys.stderr.write(f"round {n + 1}: time is up, {len(tasks) - at + 1} measurements are not run\n")
+            break
         raw = contestants.raw_commits()
         sys.stderr.write(f"round {n + 1}, {at} of {len(tasks)}: {task.who.name}, {task.work} {task.size:,}")
         figures, fault = Figures(), None

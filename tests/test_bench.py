@@ -67,7 +67,7 @@ def test_rows_have_keys_of_their_own_and_figures_that_are_found_somewhere() -> N
 
 def run(monkeypatch: pytest.MonkeyPatch, found: Json, *arguments: str) -> int:
     """The exit code of `scripts/bench` if it had found this."""
-    monkeypatch.setattr(speed, "measure", lambda rows, names, rounds, shrink: found)
+    monkeypatch.setattr(speed, "measure", lambda *_, **how: found)
     monkeypatch.setattr(sys, "argv", ["bench", *arguments])
     return main()
 
@@ -99,6 +99,15 @@ def test_a_peer_that_cannot_be_had_is_said_aloud(
 ) -> None:
     assert "restate" in speed.measure([], ["restate"], rounds=1)["not_run"]
     assert "restate is NOT RUN" in capsys.readouterr().err
+
+
+def test_when_time_is_up_nothing_more_is_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(speed.contestants, "measure", lambda *_: pytest.fail("it was begun"))
+    found = speed.measure([FAST], [], rounds=1, minutes=-1)
+    assert found["rows"][0]["medians"] == {}
+    assert "time is up" in capsys.readouterr().err
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
