@@ -17,11 +17,11 @@ import hashlib
 import re
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from refold.canonical import canonical, encode
+from refold.canonical import canonical, decode, encode
 from refold.errors import InvalidId
 
 Json = Any
@@ -33,6 +33,11 @@ UUID7_PATTERN: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][
 AGENT_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
 INLINE_BYTES: Final = 8 * 1024
 """A value whose text is longer lives once in the content-addressed table; rows hold its digest and a prefix."""
+NAMED_BYTES: Final = 256
+"""From here to `INLINE_BYTES` the output of a logged step stands in its replay row only, and is named elsewhere.
+
+A name takes about 90 bytes, and reading it a look-up: below this, repeating the text costs less than it saves.
+"""
 
 
 def genesis(owner_id: str) -> bytes:
@@ -420,6 +425,18 @@ class ValueRow(Row, frozen=True, kw_only=True):
     body: str
 
 
+class SplicedRow(Row, frozen=True, kw_only=True):
+    """A text too long to stand in a row, most of which is outputs of one Run: they are named instead of repeated.
+
+    `parts_json` holds pieces of the text, and ordinals in place of what rows of the Run's replay log say. Joined they
+    are the text, whose hex SHA-256 is `digest`.
+    """
+
+    digest: str
+    run: int
+    parts_json: str
+
+
 class MetaRow(Row, frozen=True, kw_only=True):
     """A fact about the store itself, such as its MAC key."""
 
@@ -463,6 +480,41 @@ class LogRow(Row, frozen=True, kw_only=True):
     def frames(self) -> int:
         """How many frames this row renders to."""
         return FRAMES[self.type]
+
+
+class OutputName(NamedTuple):
+    """Where the output of a logged step stands: in this row of this Run's replay log. `ref` is the text's SHA-256.
+
+    Once the Run is deleted, the text stands in the value table under `ref`.
+    """
+
+    run: int
+    ordinal: int
+    ref: str
+
+
+def named_output(ordinal: int, text: str) -> dict[str, Json] | None:
+    """What a log record says instead of `text`, the output of replay row `ordinal`; None if it is to say the text.
+
+    A long text is not named: it is shown by its head, so it has a value row of its own.
+    """
+    raw = text.encode()
+    if not NAMED_BYTES <= len(raw) <= INLINE_BYTES:
+        return None
+    return {"row": ordinal, "ref": hashlib.sha256(raw).hexdigest()}
+
+
+def output_name(row: LogRow) -> OutputName | None:
+    """The output that a log row names; None if it says it, or has none."""
+    if row.type != LogType.STEP_COMPLETED or row.run is None or '"row":' not in row.body_json:
+        return None  # in most rows a look at the text is enough: inside a JSON string the quotes are escaped
+    output = decode(row.body_json).get("output")
+    return OutputName(row.run, output["row"], output["ref"]) if isinstance(output, dict) and "row" in output else None
+
+
+def shown_text(output_json: str) -> str:
+    """The output of a replay row as people are shown it: a text as it is, anything else as JSON."""
+    return decode(output_json) if output_json.startswith('"') else output_json
 
 
 Sealed = TypeVar("Sealed", ReplayRow, DecisionRow, CutRow)

@@ -376,3 +376,10 @@ def test_settling_a_long_log_gives_control_back_in_between():
     assert grants == 4  # 301 nodes entered
     assert machine.result == Done({"n": 300, "x": 299})
     assert cursor.unasked() == []
+
+
+def test_what_was_answered_from_the_log_is_known_again_in_the_ctx():
+    said = "x" * 200
+    machine, _, cursor = settled(seq(ask("a"), ask("b")), ("a", (), {"says": said}), ("b", (), "short"))
+    assert isinstance(machine.result, Done)
+    assert [cursor.outputs.ordinal(machine.result.ctx[name]) for name in "ab"] == [1, None]

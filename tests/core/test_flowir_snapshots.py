@@ -17,7 +17,8 @@ from strategies import json_values
 from refold.canonical import encode
 from refold.errors import StoreDamaged
 from refold.flowir import path, read_all
-from refold.flowir.snapshots import REPEATED_BYTES, Writer, dispatch_ctx
+from refold.flowir.outputs import REPEATED_BYTES, Outputs
+from refold.flowir.snapshots import Writer, dispatch_ctx
 from refold.records import Lane, ReplayRow
 
 Json = Any
@@ -48,9 +49,9 @@ class Log:
         at = {"run": 1, "ordinal": self.ordinal, "generation": 1, "epoch": 1, "created_at": 0}
         self.rows.append(ReplayRow(**at, **asked, ctx_snapshot_json=text, step_output_json=said))
 
-    def resume(self) -> None:
-        """Another driver goes on."""
-        self.writer = Writer()
+    def resume(self, outputs: Outputs | None = None) -> None:
+        """Another driver goes on; `outputs` is what it was answered with."""
+        self.writer = Writer(outputs)
 
     def skip(self) -> None:
         """A decision or a cut takes an ordinal."""
@@ -148,6 +149,17 @@ def test_an_answer_is_named_wherever_it_stands_and_repeated_only_if_it_is_short(
     log.passed(long, None)
     assert [text.ctx_snapshot_json.count(LONG) for text in log.rows] == [0, 0, 1, 0]  # new around it: repeated once
     assert '{"o":1}' in log.rows[1].ctx_snapshot_json and '"second"],{"v"' in log.rows[2].ctx_snapshot_json
+    assert_reads_back(log)
+
+
+def test_a_resumed_driver_names_what_it_was_answered_with() -> None:
+    log, answered, other = Log(), Outputs(), LONG + "!"
+    log.passed({}, LONG)
+    log.passed({"a": LONG}, other)
+    answered.note(1, LONG, encode(LONG))
+    log.resume(answered)
+    log.passed({"a": LONG, "b": other}, 1)
+    assert log.rows[2].ctx_snapshot_json.endswith('"set":[[["a"],{"o":1}],[["b"],{"v":"' + other + '"}]]}')
     assert_reads_back(log)
 
 

@@ -18,20 +18,25 @@ from refold.errors import InvalidId
 from refold.records import (
     FRAMES,
     INLINE_BYTES,
+    NAMED_BYTES,
     CutRow,
     DecisionRow,
     LogRecord,
     LogRow,
     LogType,
+    OutputName,
     ReplayRow,
     Row,
     genesis,
     log_hash,
+    named_output,
+    output_name,
     parse_id,
     parse_uuid7,
     replay_hash,
     seal,
     seal_log,
+    shown_text,
     stored_json,
 )
 
@@ -194,3 +199,42 @@ def test_a_log_record_is_given_its_place_and_keeps_its_members(row: LogRow, type
     assert (sealed.session, sealed.seq, sealed.type) == (7, row.seq, type.value)
     assert decode(sealed.body_json) == {"text": row.body_json}
     assert sealed.hash == log_hash(CHAIN, sealed)
+
+
+# -- outputs that stand once ------------------------------------------------------------------------------------------
+
+
+def ended(output: Any, **members: Any) -> LogRow:
+    record = LogRecord(type=LogType.STEP_COMPLETED, at=1, body={"output": output}, run=3)
+    return msgspec.structs.replace(seal_log(1, 2, b"", record), **members)
+
+
+@given(st.text(), st.integers(0, 3))
+@example("x" * (NAMED_BYTES - 1), 0)
+@example("x" * NAMED_BYTES, 0)
+@example("x" * INLINE_BYTES, 0)
+@example("x" * (INLINE_BYTES + 1), 0)
+@example("€" * (INLINE_BYTES // 3), 1)
+def test_an_output_of_middling_length_is_named_by_its_row_and_its_digest(text: str, more: int) -> None:
+    text += "y" * more
+    name, raw = named_output(7, text), text.encode()
+    if NAMED_BYTES <= len(raw) <= INLINE_BYTES:
+        assert output_name(ended(name)) == OutputName(3, 7, hashlib.sha256(raw).hexdigest())
+    else:
+        assert name is None
+        assert output_name(ended(text)) is None
+
+
+def test_only_the_record_that_ends_a_step_of_a_run_names_an_output() -> None:
+    name = named_output(7, "x" * NAMED_BYTES)
+    assert output_name(ended(name)) is not None
+    assert output_name(ended(name, run=None)) is None
+    assert output_name(ended(name, type=LogType.TURN_COMPLETED)) is None
+    assert output_name(ended({"ref": "", "len": 9, "head": '"row":', "media": ""})) is None
+    assert output_name(ended('{"row":7,"ref":""}')) is None, "a text that looks like a name is a text"
+    assert output_name(ended({"head": {"row": 7}})) is None
+
+
+@given(st.one_of(st.text(), st.integers(), st.lists(st.text()), st.none()))
+def test_people_are_shown_a_text_as_it_is_and_anything_else_as_json(value: Any) -> None:
+    assert shown_text(encode(value)) == (value if isinstance(value, str) else encode(value))

@@ -22,6 +22,7 @@ from refold.canonical import decode, encode
 from refold.engine.desk import retire_requests
 from refold.errors import Fenced, SessionBusy, StoreDamaged
 from refold.flowir.lifecycle import TERMINAL, Verb, next_status
+from refold.flowir.outputs import Outputs
 from refold.records import (
     ActivationRow,
     AttemptRow,
@@ -34,7 +35,7 @@ from refold.records import (
     TaskRecord,
     seal,
 )
-from refold.store import Tx, append_log, expanded, put_json
+from refold.store import Tx, append_log, expanded, put_json, put_value
 
 Json = Any
 
@@ -168,14 +169,15 @@ def close_activation(
     *,
     at: int,
     result: Json,
+    outputs: Outputs | None = None,
     reason: str = "",
     go_on: bool | None = None,
 ) -> RunRecord | None:
     """Closes the activation of `run` as it stands in the store; the next Run of the queue if that was launched.
 
-    `result` is the final ctx, or `{"error": text}`; `reason` says briefly why there is no final ctx. Raises Fenced if
-    the Run is no longer in that activation. `go_on` says whether the queue launches in the same commit; without it the
-    end decides (`LAUNCHES_NEXT`).
+    `result` is the final ctx, or `{"error": text}`; what it holds of the logged `outputs` is not stored once more.
+    `reason` says briefly why there is no final ctx. Raises Fenced if the Run is no longer in that activation. `go_on`
+    says whether the queue launches in the same commit; without it the end decides (`LAUNCHES_NEXT`).
     """
     now = tx.get(RunRecord, run.n)
     if now is None or (now.status, now.epoch) != (RunStatus.RUNNING, run.epoch):
@@ -183,6 +185,9 @@ def close_activation(
     status = next_status(now.status, verb)
     goes_on = verb in LAUNCHES_NEXT if go_on is None else go_on
     session = session_of(tx, now)
+    result_json = encode(result)
+    splice = None if outputs is None else outputs.splice(result, result_json)
+    stored = put_json(tx, result_json, now.n, splice)  # first: the answer that the record names may be the same text
     records, children = _end_attempts(tx, now, at)
     if verb is not Verb.INTERRUPT:  # a request outlives a crash, and is asked again under the same id
         retire_requests(tx, now, at)
@@ -191,7 +196,7 @@ def close_activation(
         now,
         status=status,
         waiting_on=None,
-        result_json=put_json(tx, encode(result)),
+        result_json=stored,
         updated_at=at,
         ended_at=at if status in TERMINAL else None,
     )
@@ -313,7 +318,7 @@ def _stowed(tx: Tx, text: str) -> view.Payload:
     """The payload of `text`; what is too long to stand in a record is stored beside it, in the same commit."""
     payload, value = view.stow(text, view.PLAIN_TEXT)
     if value is not None:
-        tx.put(value)
+        put_value(tx, value)
     return payload
 
 

@@ -117,7 +117,9 @@ class Driver:
         self._agents: Mapping[str, AgentDef] = {agent.name: agent for agent in blueprint.agents}
         self._performers: dict[str, Agent] = {}
         self._machine = FlowMachine(blueprint.flow, init_ctx, metas=blueprint.metas, decisions=cursor.decisions)
-        self._scribe = Scribe(run, attempts, clock, replay=replay)
+        self.outputs = cursor.outputs
+        """The logged outputs, so that the final ctx names them."""
+        self._scribe = Scribe(run, attempts, clock, replay=replay, outputs=self.outputs)
         self._asked = Asked(requests, run.generation)
         self._works: dict[int, Work] = {}
         self._waiting: dict[str, deque[int]] = {"none": deque(), "step": deque(), "process": deque()}

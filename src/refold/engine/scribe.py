@@ -18,6 +18,7 @@ from refold.engine.agents import Report
 from refold.engine.clock import Clock
 from refold.engine.retries import status_of
 from refold.flowir import Blocked, Decision, Dispatch, Failed, ReplayKey
+from refold.flowir.outputs import Outputs
 from refold.flowir.snapshots import Writer as SnapshotWriter
 from refold.records import (
     AttemptRow,
@@ -29,6 +30,7 @@ from refold.records import (
     RunRecord,
     Sealed,
     ValueRow,
+    named_output,
     seal,
 )
 from refold.store import AttemptEnd, AttemptOpen, Question, StepCommit
@@ -37,22 +39,34 @@ Json = Any
 
 
 class Try(msgspec.Struct, kw_only=True):
-    """One attempt of one dispatch: what its row says, and where its item begins (`origin`, its seq once written)."""
+    """One attempt of one dispatch: what its row says, and where its item begins (`origin`, its seq once written).
+
+    `logged` is the ordinal of its replay row: 0 unless it has passed, and its Run keeps a replay log.
+    """
 
     dispatch: Dispatch
     attempt: AttemptRow
     origin: int = 0
+    logged: int = 0
 
 
 class Scribe:
     """Gathers what one driver writes. `take` hands it over as one StepCommit and begins anew."""
 
-    def __init__(self, run: RunRecord, attempts: Iterable[AttemptRow], clock: Clock, *, replay: bool) -> None:
+    def __init__(
+        self,
+        run: RunRecord,
+        attempts: Iterable[AttemptRow],
+        clock: Clock,
+        *,
+        replay: bool,
+        outputs: Outputs | None = None,
+    ) -> None:
         self._run = run
         self._clock = clock
         self._replay = replay
         self._rows, self._chain = run.rows, run.chain
-        self._snapshots = SnapshotWriter()
+        self._snapshots = SnapshotWriter(outputs)
         self._tries: Counter[ReplayKey] = Counter()
         self.last: dict[ReplayKey, AttemptRow] = {}
         """The last attempt of each step before this activation, within the generation."""
@@ -194,6 +208,7 @@ class Scribe:
             created_at=self._clock.now_ms(),
         )
         self._passes.append(self._sealed(row))
+        done.logged = ordinal
 
     def ended(self, done: Try, report: Report, shown: str | None = None) -> None:
         """Ends an attempt, and its item with it; `shown` is the item's status where a person's answer decided it."""
@@ -201,7 +216,7 @@ class Scribe:
         said = outcome.text if isinstance(outcome, Failed) else outcome.value
         text, media = (said, view.PLAIN_TEXT) if isinstance(said, str) else (encode(said), view.JSON_TEXT)
         failure = (str(status), text) if isinstance(outcome, Blocked | Failed) else None
-        output = self._stow(text, media)
+        output = (named_output(done.logged, text) if done.logged else None) or self._stow(text, media)
         record = self._completed(done, status, at, output=output, failure=failure, status=shown)
         kept = None if status is AttemptStatus.PASSED else encode(said)
         self._ends.append(

@@ -25,6 +25,7 @@ from refold.engine.parsed import Parsed
 from refold.errors import Fenced, StoreError
 from refold.flowir import Done, ReplayCursor, live_rows, uncut
 from refold.flowir.lifecycle import Verb
+from refold.flowir.outputs import Outputs
 from refold.records import AttemptRow, CutRow, DecisionRow, ReplayRow, RequestRow, RunRecord
 from refold.store import Reader, Store, Tx, verify_replay
 
@@ -100,15 +101,20 @@ class Supervisor:
             self.drive(after)
 
     async def _carry(self, run: RunRecord) -> RunRecord | None:
-        verb, value = await self._result(run)
+        verb, value, outputs = await self._result(run)
         at = self._clock.now_ms()
-        return await self._store.write(lambda tx: close_activation(tx, run, verb, self.queue, at=at, result=value))
+        return await self._store.write(
+            lambda tx: close_activation(tx, run, verb, self.queue, at=at, result=value, outputs=outputs)
+        )
 
-    async def _result(self, run: RunRecord) -> tuple[Verb, Json]:
-        """How the flow ends, or that the time it had is over: then its work is stopped wherever it is."""
+    async def _result(self, run: RunRecord) -> tuple[Verb, Json, Outputs | None]:
+        """How the flow ends, or that the time it had is over: then its work is stopped wherever it is.
+
+        With a final ctx, the outputs that it may name.
+        """
         launch = snapshot(run)
         left = self._secs_left(run, launch)
-        over = Verb.FAIL, {"error": f"its ttl of {launch.get('ttl_secs')} s is over", "kind": "ttl_exceeded"}
+        over = Verb.FAIL, {"error": f"its ttl of {launch.get('ttl_secs')} s is over", "kind": "ttl_exceeded"}, None
         if left is not None and left <= 0:
             return over  # no step begins that could only be cut off
         limit = asyncio.timeout(left)
@@ -120,7 +126,9 @@ class Supervisor:
             if not limit.expired():
                 raise
             return over
-        return (Verb.FINISH, result.ctx) if isinstance(result, Done) else (Verb.FAIL, {"error": result.text})
+        if isinstance(result, Done):
+            return Verb.FINISH, result.ctx, driver.outputs
+        return Verb.FAIL, {"error": result.text}, None
 
     def _secs_left(self, run: RunRecord, launch: Json) -> float | None:
         """Of the time that the Run may take, from its launch or last rerun-from on, what is left; None without a limit.

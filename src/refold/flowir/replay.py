@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from refold.canonical import decode
 from refold.flowir.machine import FlowMachine
 from refold.flowir.messages import Abandon, Command, Dispatch, Pass, ReplayKey
+from refold.flowir.outputs import Outputs
 from refold.records import CutRow, DecisionRow, Lane, ReplayRow
 
 Json = Any
@@ -25,7 +26,7 @@ Decisions = Mapping[tuple[Lane, int], int]
 class ReplayCursor:
     """A log to replay from. Decodes a row's output once, when it is asked for.
 
-    `decisions` is what `FlowMachine` takes under that name.
+    `decisions` is what `FlowMachine` takes under that name; `outputs` knows again what was answered.
     """
 
     def __init__(self, rows: Iterable[ReplayRow], decisions: Iterable[DecisionRow] = ()) -> None:
@@ -35,6 +36,7 @@ class ReplayCursor:
             (row.step_ref, row.input_hash, row.occurrence): row for row in live_rows(rows, decided)
         }
         self._asked: set[ReplayKey] = set()
+        self.outputs = Outputs()
 
     def lookup(self, key: ReplayKey) -> tuple[bool, Json]:
         """Returns (True, output) if the step of this key has passed, else (False, None)."""
@@ -42,7 +44,9 @@ class ReplayCursor:
         if row is None:
             return False, None
         self._asked.add(key)
-        return True, decode(row.step_output_json)
+        value = decode(row.step_output_json)
+        self.outputs.note(row.ordinal, value, row.step_output_json)
+        return True, value
 
     def unasked(self) -> list[ReplayRow]:
         """The live rows that were never looked up: drift, once the replay has finished."""

@@ -19,18 +19,16 @@ that are not the same object only make a delta longer, never wrong.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from refold.canonical import decode, encode
 from refold.errors import StoreDamaged
+from refold.flowir.outputs import Outputs
 from refold.flowir.path import PathKeys
 from refold.records import Lane, ReplayRow
 
 Json = Any
 Change = list[Json]
-
-REPEATED_BYTES: Final = 128
-"""An output whose text is shorter is repeated in a delta: naming its row would not be shorter."""
 
 
 def dispatch_ctx(
@@ -52,11 +50,15 @@ class Base(NamedTuple):
 
 
 class Writer:
-    """Makes the stored snapshots of one driver's rows, in the order of their ordinals."""
+    """Makes the stored snapshots of one driver's rows, in the order of their ordinals.
 
-    def __init__(self) -> None:
+    `outputs` are those that deltas may name. With what a resumed driver was answered among them, the whole snapshot
+    that it begins with does not repeat what was said before.
+    """
+
+    def __init__(self, outputs: Outputs | None = None) -> None:
         self._bases: dict[Lane, Base] = {}
-        self._outputs: dict[int, tuple[Json, int]] = {}
+        self._outputs = Outputs() if outputs is None else outputs
 
     def write(self, ordinal: int, given: Mapping[str, Json]) -> str:
         """The stored form of the dispatch Ctx of row `ordinal`."""
@@ -76,8 +78,7 @@ class Writer:
 
     def passed(self, ordinal: int, output: Json, text: str) -> None:
         """Notes the output of row `ordinal`, so that later deltas name it."""
-        if len(text) >= REPEATED_BYTES and isinstance(output, dict | list | str):
-            self._outputs[id(output)] = (output, ordinal)  # the reference keeps the id from being given to another
+        self._outputs.note(ordinal, output, text)
 
     def _base_of(self, lane: Lane) -> Base | None:
         around = (lane[:depth] for depth in range(len(lane), -1, -1))
@@ -87,17 +88,19 @@ class Writer:
         if old is new:
             return
         if type(old) is not dict or type(new) is not dict:
-            known = self._outputs.get(id(new))
-            yield [list(at), {"v": new} if known is None else {"o": known[1]}]
+            yield [list(at), self._said(new)]
             return
         for key in old.keys() - new.keys():
             yield [[*at, key]]
         for key, value in new.items():
             if key not in old:
-                known = self._outputs.get(id(value))
-                yield [[*at, key], {"v": value} if known is None else {"o": known[1]}]
+                yield [[*at, key], self._said(value)]
             elif old[key] is not value:
                 yield from self._changes(old[key], value, (*at, key))
+
+    def _said(self, value: Json) -> dict[str, Json]:
+        ordinal = self._outputs.ordinal(value)
+        return {"v": value} if ordinal is None else {"o": ordinal}
 
 
 def read_all(rows: Iterable[ReplayRow]) -> Iterator[tuple[ReplayRow, Json]]:

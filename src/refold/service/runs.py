@@ -33,7 +33,7 @@ from refold.records import (
 from refold.service.commands import Command, Ledger, woken
 from refold.service.listing import EVERY, Wanted, find_runs, whole
 from refold.service.programs import SubprocessMode
-from refold.store import Reader, Store, Tx
+from refold.store import Reader, Store, Tx, keep_outputs
 
 Json = Any
 
@@ -224,6 +224,7 @@ class Runs:
                 raise Conflict(
                     f"run {run_id} is {run.status}; cancel it first", kind=f"run_{run.status}", status=run.status
                 )
+            keep_outputs(tx, run)
             for kind in (ReplayRow, DecisionRow, CutRow, AttemptRow, ActivationRow, RequestRow):
                 tx.delete(kind, run=run.n)
             tx.delete(RunRecord, n=run.n)

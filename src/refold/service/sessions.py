@@ -38,13 +38,12 @@ from refold.records import (
     RunRecord,
     RunStatus,
     SessionRecord,
-    ValueRow,
 )
 from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger, later
 from refold.service.tasks import NewTask, Tasks
 from refold.session import Frames, Hub, SessionLog, Subscription, boundaries
-from refold.store import Reader, Store, Tx, append_log
+from refold.store import Reader, Store, Tx, append_log, value_text
 from refold.view import Anchor, Position, Rung
 
 Json = Any
@@ -475,15 +474,15 @@ class Sessions:
         Raises NotFound, InvalidRequest for a cut character.
         """
 
-        def read(reader: Reader) -> tuple[str | None, ValueRow | None]:
+        def read(reader: Reader) -> tuple[str | None, str | None]:
             item = self._log.state(reader, find_session(reader, session_id)).items.get(item_id, {})
             media_type = _references(item).get(ref)
-            return media_type, None if media_type is None else reader.get(ValueRow, ref)
+            return media_type, None if media_type is None else value_text(reader, ref)
 
         media_type, value = await self._store.read(read)
         if media_type is None or value is None:
             raise NotFound(f"item {item_id[:80]!r} shows no such output", kind="value_not_found", output_ref=ref[:80])
-        return _cut(value.body.encode(), media_type, offset, min(length or OUTPUT_BYTES, OUTPUT_BYTES))
+        return _cut(value.encode(), media_type, offset, min(length or OUTPUT_BYTES, OUTPUT_BYTES))
 
     async def list(self, limit: int, *, workspace_root: str | None = None) -> Sequence[SessionInfo]:
         """The Sessions, latest change first."""

@@ -2,7 +2,8 @@
 
 A boundary is installed with the record that shows it, in one transaction, and never changes. Its items stand in
 segments of `SEGMENT` items in first-opened order, content-addressed: what has not changed since the last boundary is
-not written again. A boundary that cannot be read back whole is unusable, and said to be; it is never replaced by a fold
+not written again. An output that stands in a replay row is named in them, as it is in the log, and put back when the
+segment is read. A boundary that cannot be read back whole is unusable, and said to be; it is never replaced by a fold
 from genesis in its name.
 
 Retention takes away what lies behind a boundary: rows that no retained event needs, and boundaries beyond the newest.
@@ -10,6 +11,7 @@ Retention takes away what lies behind a boundary: rows that no retained event ne
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterator
 from functools import lru_cache
@@ -20,9 +22,18 @@ import msgspec
 from refold import view
 from refold.canonical import canonical, decode, digest, encode
 from refold.errors import InvalidJson, StoreDamaged
-from refold.records import BoundaryRow, LogRecord, LogRow, LogType, SessionRecord, ValueRow
+from refold.records import (
+    BoundaryRow,
+    LogRecord,
+    LogRow,
+    LogType,
+    OutputName,
+    SessionRecord,
+    ValueRow,
+    output_name,
+)
 from refold.session.log import SessionLog
-from refold.store import Reader, Tx, append_log
+from refold.store import Reader, Tx, append_log, output_text, value_text
 from refold.view import ANCHOR, CHAIN_BYTES, Position, Rung, ViewState
 
 Json = Any
@@ -54,6 +65,12 @@ _CLOSES: Final = frozenset({LogType.TURN_COMPLETED, LogType.TURN_ENDED, LogType.
 _ENDS: Final = (LogType.TURN_COMPLETED, LogType.TURN_ENDED, LogType.TURN_REFUSED)
 """The records that end a turn."""
 
+_OUTPUT: Final = "visibleOutput"
+"""The member of an item whose text may stand in a replay row."""
+
+_DAMAGES: Final = (InvalidJson, StoreDamaged, AttributeError, KeyError, TypeError)
+"""What reading a boundary back may raise, whatever shape its damage has."""
+
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     """A usable boundary: where it is, the state there as a snapshot, and the last turn, which a snapshot leaves out."""
@@ -71,7 +88,8 @@ def install(tx: Tx, log: SessionLog, session: SessionRecord, record: LogRecord) 
     state = log.fold(tx, session)
     rest, items = view.snapshot_state(state), list(state.items.values())
     del rest["items"]
-    segments = [_put_segment(tx, items[at : at + SEGMENT]) for at in range(0, len(items), SEGMENT)]
+    named = _naming(tx, session, items)
+    segments = [_put_segment(tx, named[at : at + SEGMENT]) for at in range(0, len(named), SEGMENT)]
     stored = {"state": rest, "foldDigest": view.fold_digest(state), "last_turn": state.last_turn}
     without_items = len(canonical(view.history(Rung.ANCHORED, _snapshot(log, session, row, stored, [])))) - len("[]")
     totals = state.tally.totals(state.items)
@@ -92,6 +110,41 @@ def _put_segment(tx: Tx, items: list[Json]) -> str:
     name = hashlib.sha256(text.encode()).hexdigest()
     tx.put(ValueRow(digest=name, body=text))
     return name
+
+
+def _naming(reader: Reader, session: SessionRecord, items: list[Json]) -> list[Json]:
+    """The items, with the name of each output that stands in a replay row in its place."""
+    names = dict(_names(reader, session))
+    return [_with_name(item, names.get(item["itemId"])) for item in items]
+
+
+def _with_name(item: Json, name: OutputName | None) -> Json:
+    output = item.get(_OUTPUT)
+    if name is None or output is None or hashlib.sha256(output.encode()).hexdigest() != name.ref:
+        return item  # an item may have been completed anew since it was named: then its text is another
+    return item | {_OUTPUT: list(name)}
+
+
+def _names(reader: Reader, session: SessionRecord) -> Iterator[tuple[str, OutputName]]:
+    """The names that are known of outputs, by item, later ones last: of the latest boundary, and of the log since.
+
+    What is damaged there is passed over: an item whose name is not found is stored with its text.
+    """
+    begun = 0
+    for row in reader.find(BoundaryRow, session=session.n, newest_first=True, limit=1):
+        begun = row.seq
+        with contextlib.suppress(*_DAMAGES):
+            for segment in decode(row.segments_json):
+                yield from ((item["itemId"], name) for item in _stored(reader, segment) if (name := _name_in(item)))
+    kind = LogType.STEP_COMPLETED
+    while rows := reader.find(LogRow, session=session.n, type=kind, after=begun, limit=READ_ROWS):
+        yield from ((row.item_id, name) for row in rows if row.item_id and (name := output_name(row)))
+        begun = rows[-1].seq
+
+
+def _name_in(item: Json) -> OutputName | None:
+    output = item.get(_OUTPUT)
+    return OutputName(*output) if isinstance(output, list) else None
 
 
 def _seal(seq: int, stored: Json, segments: list[str]) -> str:
@@ -141,7 +194,7 @@ def load(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryR
         return None
     try:
         items = [item for name in decode(row.segments_json) for item in _segment(reader, name)]
-    except (InvalidJson, AttributeError, KeyError, TypeError, _Unusable):  # whatever shape the damage has
+    except _DAMAGES:
         return None
     return Boundary(
         position=Position(row.seq, BOUNDARY_FRAME),
@@ -162,19 +215,24 @@ def _checked(seq: int, rest_json: str, segments_json: str) -> Json:
     try:
         stored, segments = decode(rest_json), decode(segments_json)
         return stored if stored.pop("seal") == _seal(seq, stored, segments) else None
-    except (InvalidJson, AttributeError, KeyError, TypeError):  # whatever shape the damage has
+    except _DAMAGES:
         return None
 
 
-class _Unusable(Exception):
-    """A segment that is missing or damaged."""
+def _segment(reader: Reader, segment: str) -> list[Json]:
+    """The items of a segment, whole. Raises StoreDamaged."""
+    return [
+        item if (name := _name_in(item)) is None else item | {_OUTPUT: output_text(reader, name)}
+        for item in _stored(reader, segment)
+    ]
 
 
-def _segment(reader: Reader, name: str) -> list[Json]:
-    value = reader.get(ValueRow, name)
-    if value is None or hashlib.sha256(value.body.encode()).hexdigest() != name:
-        raise _Unusable(name)
-    return decode(value.body)
+def _stored(reader: Reader, segment: str) -> list[Json]:
+    """The items of a segment as they are stored. Raises StoreDamaged."""
+    text = value_text(reader, segment)
+    if text is None:
+        raise StoreDamaged(f"segment {segment} is not stored", digest=segment)
+    return decode(text)
 
 
 def seeded(boundary: Boundary) -> tuple[ViewState, Position]:

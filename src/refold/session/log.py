@@ -12,7 +12,7 @@ from typing import Final
 from refold.canonical import Json
 from refold.errors import BoundaryPruned, MissingAnchor, StoreDamaged
 from refold.records import BoundaryRow, LogRow, SessionRecord
-from refold.store import Reader
+from refold.store import Reader, told
 from refold.view import (
     ANCHOR,
     CHAIN_BYTES,
@@ -143,8 +143,7 @@ class SessionLog:
         while True:
             rows = reader.log(session.n, max(0, position.seq - 1), wanted)
             read = len(rows)
-            rows = rows if nbytes is None else _head_of(rows, position, nbytes)
-            frames = list(self._walk(reader, session, rows, position))
+            frames = list(self._walk(reader, session, _told(reader, rows, position, nbytes), position))
             if frames or read < wanted:
                 return frames[:limit]
             wanted *= 2  # nothing but rows without a frame: markers of many loads
@@ -164,7 +163,7 @@ class SessionLog:
             wanted *= 2
         start = max(start, floor)
         first = [row for row in rows if row.seq >= start.seq]
-        return list(self._walk(reader, session, first, start, until))
+        return list(self._walk(reader, session, _told(reader, first, start), start, until))
 
     def state(
         self, reader: Reader, session: SessionRecord, begin: Callable[[], tuple[ViewState, Position]] | None = None
@@ -196,7 +195,7 @@ class SessionLog:
     def shown(self, reader: Reader, session: SessionRecord, row: LogRow) -> ViewState:
         """What the frames of one row say by themselves."""
         opening = None if row.origin is None else reader.get(LogRow, session.n, row.origin)
-        return apply_all(ViewState(), render(row, opening, session.session_id, self.mint(session), None))
+        return apply_all(ViewState(), render(told(reader, row), opening, session.session_id, self.mint(session), None))
 
     def fold(self, reader: Reader, session: SessionRecord) -> ViewState:
         """The same fold as a value of the caller's own."""
@@ -230,12 +229,18 @@ class SessionLog:
         return frames_after(rows, openings, session.session_id, self.mint(session), after, until)
 
 
-def _head_of(rows: Sequence[LogRow], position: Position, nbytes: int) -> Sequence[LogRow]:
-    """The first of `rows` up to so many bytes of bodies, and at least one that has a frame after `position`."""
-    left = nbytes
-    for n, row in enumerate(rows, 1):
+def _told(reader: Reader, rows: Sequence[LogRow], position: Position, nbytes: int | None = None) -> list[LogRow]:
+    """The rows with what they name put back where it is to be shown: in those behind `position`.
+
+    With `nbytes` the first of them up to so many bytes of bodies, and at least one that has a frame after `position`.
+    """
+    shown: list[LogRow] = []
+    size = 0
+    for row in rows:
         if row.seq > position.seq:
-            left -= len(row.body_json)
-            if left <= 0 and row.frames:
-                return rows[:n]
-    return rows
+            row = told(reader, row)  # noqa: PLW2901 - the same row
+            size += len(row.body_json)
+        shown.append(row)
+        if nbytes is not None and size >= nbytes and row.frames and row.seq > position.seq:
+            break
+    return shown

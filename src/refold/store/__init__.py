@@ -12,13 +12,12 @@ from refold.store.base import (
     Store,
     Tx,
     append_log,
-    expanded,
-    put_json,
     verify_replay,
 )
 from refold.store.lock import StoreLock
 from refold.store.memory import MemoryStore
 from refold.store.sqlite import SqliteStore
+from refold.store.values import expanded, keep_outputs, output_text, put_json, put_value, told, value_text
 
 __all__ = [
     "AttemptEnd",
@@ -33,6 +32,11 @@ __all__ = [
     "Tx",
     "append_log",
     "expanded",
+    "keep_outputs",
+    "output_text",
     "put_json",
+    "put_value",
+    "told",
+    "value_text",
     "verify_replay",
 ]

@@ -22,10 +22,13 @@ from refold.records import (
     RunRecord,
     RunStatus,
     SessionRecord,
+    SplicedRow,
     genesis,
     log_hash,
+    output_name,
 )
 from refold.store.base import Reader, verify_replay
+from refold.store.values import output_text, value_text
 
 
 def audit(reader: Reader) -> list[str]:
@@ -57,10 +60,25 @@ def _logs_are_dense_and_chained(reader: Reader) -> Iterator[str]:
 
 def _replay_logs_are_sealed(reader: Reader) -> Iterator[str]:
     for run in reader.find(RunRecord):
-        try:
-            verify_replay(run, replay_rows(reader, run.n))
-        except StoreDamaged as damage:
-            yield damage.message
+        yield from _damage(lambda run=run: verify_replay(run, replay_rows(reader, run.n)))
+
+
+def _what_is_named_stands_where_it_is_said_to(reader: Reader) -> Iterator[str]:
+    """An output stands once; a name that leads nowhere is a loss, although the log that holds it is sound."""
+    for session in reader.find(SessionRecord):
+        for row in reader.log(session.n, 0):
+            name = output_name(row)
+            if name is not None:
+                yield from _damage(lambda name=name: output_text(reader, name))
+    for spliced in reader.find(SplicedRow):
+        yield from _damage(lambda digest=spliced.digest: value_text(reader, digest))
+
+
+def _damage(read: Callable[[], object]) -> Iterator[str]:
+    try:
+        read()
+    except StoreDamaged as damage:
+        yield damage.message
 
 
 def _epochs_never_fall(reader: Reader) -> Iterator[str]:
@@ -127,6 +145,7 @@ _ENDED: Final = frozenset({RunStatus.DONE, RunStatus.FAILED, RunStatus.CANCELLED
 _CHECKS: Final[tuple[Callable[[Reader], Iterator[str]], ...]] = (
     _logs_are_dense_and_chained,
     _replay_logs_are_sealed,
+    _what_is_named_stands_where_it_is_said_to,
     _epochs_never_fall,
     _passes_are_what_passed,
     _attempts_are_shown,

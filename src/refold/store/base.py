@@ -38,12 +38,12 @@ from refold.records import (
     RunRecord,
     RunStatus,
     SessionRecord,
+    SplicedRow,
     TaskRecord,
     ValueRow,
     genesis,
     replay_hash,
     seal_log,
-    stored_json,
 )
 
 R = TypeVar("R", bound=Row)
@@ -79,6 +79,7 @@ TABLES: Final[Mapping[type[Row], Table]] = {
     RequestRow: Table("request", unique=(("request_id",),), indexed=(("run",), ("status",), ("session",))),
     CommandRow: Table("command", ("command_id",)),
     ValueRow: Table("value", ("digest",)),
+    SplicedRow: Table("spliced", ("digest",)),
 }
 
 
@@ -299,22 +300,3 @@ def verify_replay(run: RunRecord, rows: Sequence[ReplayRow | DecisionRow | CutRo
             run_id=run.run_id,
             ordinal=ordinal,
         )
-
-
-def put_json(tx: Tx, text: str) -> str:
-    """Stores JSON text that is too long for a row beside it, once, and returns what the row holds."""
-    stored, digest = stored_json(text)
-    if digest is not None:
-        tx.put(ValueRow(digest=digest, body=text))
-    return stored
-
-
-def expanded(reader: Reader, stored: str | None) -> str | None:
-    """The JSON text that a row holds or names; raises StoreDamaged if what it names is gone, or is another text."""
-    if stored is None or not stored.startswith("@"):
-        return stored
-    value = reader.get(ValueRow, stored[1:])
-    if value is None or stored_json(value.body)[1] != value.digest:
-        state = "is not stored" if value is None else "does not match its digest"
-        raise StoreDamaged(f"value {stored[1:]} {state}", digest=stored[1:])
-    return value.body

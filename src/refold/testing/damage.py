@@ -12,10 +12,21 @@ import pytest
 
 from refold.canonical import encode
 from refold.errors import StoreDamaged
-from refold.records import CutRow, DecisionRow, ReplayRow, Row, RunRecord, ValueRow, seal
-from refold.store import Reader, expanded, put_json, verify_replay
+from refold.records import (
+    CutRow,
+    DecisionRow,
+    OutputName,
+    ReplayRow,
+    Row,
+    RunRecord,
+    SplicedRow,
+    ValueRow,
+    named_output,
+    seal,
+)
+from refold.store import Reader, Tx, expanded, keep_outputs, output_text, put_json, verify_replay
 from refold.store.audit import replay_rows
-from refold.testing.history import StoreFactory, advance, begin, cut, reopened
+from refold.testing.history import StoreFactory, advance, begin, cut, reopened, sample
 
 REPLAY_MEMBERS: Final = [
     (kind, name) for kind in (ReplayRow, DecisionRow, CutRow) for name in kind.__struct_fields__ if name != "run"
@@ -96,6 +107,68 @@ class DamageConformance:
             factory.raw_set(ValueRow, (value.digest,), spoilt)
             with pytest.raises(StoreDamaged):
                 await store.read(lambda reader: expanded(reader, stored[1]))
+
+    async def test_a_text_in_pieces_is_read_back_whole_and_is_found_if_a_row_in_it_is_not_what_it_was(
+        self, factory: StoreFactory
+    ) -> None:
+        said = encode("x" * 10_000)
+        store = await factory.open()
+        row = sample(ReplayRow, run=1, ordinal=2, step_output_json=said)
+        await store.write(lambda tx: tx.insert(row))
+        text = f'{{"a":{said},"b":{said}}}'
+        splice: list[str | int] = ['{"a":', 2, ',"b":', 2, "}"]
+        stored = await store.write(lambda tx: put_json(tx, text, 1, splice))
+        assert await store.write(lambda tx: put_json(tx, text)) == stored
+        store = await reopened(factory, store)
+        assert await store.read(lambda reader: expanded(reader, stored)) == text
+        assert await store.read(lambda reader: reader.find(ValueRow)) == []
+        pieces = factory.raw_get(SplicedRow, stored[1:])
+        assert pieces is not None
+        for damage in ("{", "[null]", '["other"]', "5"):
+            factory.raw_set(SplicedRow, (stored[1:],), msgspec.structs.replace(pieces, parts_json=damage))
+            with pytest.raises(StoreDamaged):
+                await store.read(lambda reader: expanded(reader, stored))
+        factory.raw_set(SplicedRow, (stored[1:],), pieces)
+        assert await store.read(lambda reader: expanded(reader, stored)) == text
+        for spoilt in (msgspec.structs.replace(row, step_output_json=encode("y")), None):
+            factory.raw_set(ReplayRow, (1, 2), spoilt)
+            with pytest.raises(StoreDamaged):
+                await store.read(lambda reader: expanded(reader, stored))
+
+    async def test_a_text_that_stands_whole_is_not_stored_in_pieces_as_well(self, factory: StoreFactory) -> None:
+        text = encode("x" * 10_000)
+        store = await factory.open()
+        stored = [await store.write(lambda tx, splice=each: put_json(tx, text, 1, splice)) for each in (None, [text])]
+        assert stored[0] == stored[1]
+        assert await store.read(lambda reader: reader.find(SplicedRow)) == []
+        assert await store.read(lambda reader: expanded(reader, stored[0])) == text
+
+    async def test_a_named_output_stands_in_its_row_or_once_the_log_is_deleted_under_its_digest(
+        self, factory: StoreFactory
+    ) -> None:
+        store = await factory.open()
+        run = await begin(store)
+        text = "x" * 1000
+        row = sample(ReplayRow, run=run.n, ordinal=1, step_output_json=encode(text))
+        named = named_output(1, text)
+        assert named is not None
+        name = OutputName(run.n, named["row"], named["ref"])
+        await store.write(lambda tx: tx.insert(row))
+        assert await store.read(lambda reader: output_text(reader, name)) == text
+
+        def forget(tx: Tx) -> None:
+            keep_outputs(tx, run)
+            tx.delete(ReplayRow, run=run.n)
+
+        await store.write(forget)
+        store = await reopened(factory, store)
+        assert await store.read(lambda reader: output_text(reader, name)) == text
+        await store.write(lambda tx: tx.insert(msgspec.structs.replace(row, step_output_json=encode("y"))))
+        assert await store.read(lambda reader: output_text(reader, name)) == text, "another row has its place"
+        for spoilt in (ValueRow(digest=name.ref, body="z"), None):
+            factory.raw_set(ValueRow, (name.ref,), spoilt)
+            with pytest.raises(StoreDamaged):
+                await store.read(lambda reader: output_text(reader, name))
 
     async def _sealed(self, factory: StoreFactory, name: str = "a") -> tuple[RunRecord, list[Any]]:
         """A Run whose replay log has seven rows: three passes, three decisions and a cut. Its store is closed."""

@@ -3,6 +3,10 @@
 A *payload* is the form a text has in a record's body: the text itself, or `{ref, len, head, media}` when its UTF-8 form
 is longer than `INLINE_BYTES`. Law: whoever writes a record with a `ref` writes the `ValueRow` in the same commit.
 
+A third form, `{row, ref}`, stands for the output of a logged step (`records.named_output`): the text is in its replay
+row, written in the same commit. The store puts it back (`store.told`) before a row is rendered, so that a frame is the
+same in either form.
+
 Not here: reading a whole value back (the store has it under its digest).
 """
 
@@ -45,6 +49,7 @@ def shown(member: str, payload: Payload | None) -> dict[str, Json]:
         return {}
     if isinstance(payload, str):
         return {member: payload}
+    assert "row" not in payload, "whoever reads a row to render it has put the named text back"
     return {member: payload["head"], "truncated": True, "outputRef": _output_ref(payload)}
 
 

@@ -236,3 +236,9 @@ CREATE TABLE value (
   digest TEXT PRIMARY KEY,
   body   TEXT NOT NULL
 );
+
+CREATE TABLE spliced (
+  digest     TEXT PRIMARY KEY,
+  run        INTEGER NOT NULL,
+  parts_json TEXT NOT NULL
+);
