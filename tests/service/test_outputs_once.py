@@ -11,7 +11,7 @@ import pytest
 from boundary_kit import Counting, folded
 from hypothesis import given
 from hypothesis import strategies as st
-from service_kit import Crew, House, Json, Line, Refused, ended, everything, faults, flow, path, result, step
+from service_kit import Crew, House, Json, Line, Refused, ended, everything, faults, flow, path, result, step, uuid7
 
 from refold import view
 from refold.canonical import decode, encode
@@ -105,14 +105,17 @@ async def test_an_output_stands_in_its_replay_row_and_nowhere_else(place: House,
     app = await place.open(view=HUGE)
     async with Line(app) as line:
         session, run = await told_all(app, line)
-        await line.command("session/compact", sessionId=session)
+        for name in ("one", "two"):  # the second boundary has the names from the first
+            await line.command("session/compact", sessionId=session)
+            await app.blueprints.add(flow(step("s"), id=name))
+            await app.sessions.set_model(uuid7(), {"model": name}, session_id=session, model=name)
     rows = await everything(app)
     for n in (2, 3, 5, 6, 7, 8):
         assert times(rows, n) == {"ReplayRow": 1}, n
     assert times(rows, 4)["ReplayRow"] == 1
     assert [row.body for row in rows["ValueRow"] if row.body.startswith(MARK)] == [OUTPUTS["beyond"]]
     assert times(rows, 1).keys() >= {"ReplayRow", "LogRow", "ValueRow"}, "a name would hardly be shorter"
-    assert len(rows["SplicedRow"]) == 1
+    assert (len(rows["BoundaryRow"]), len(rows["SplicedRow"])) == (2, 1)
     assert {name: result(run)[name] for name in OUTPUTS} == OUTPUTS
     assert await faults(app) == []
 
