@@ -19,20 +19,22 @@ from refold.records import (
     BoundaryRow,
     LogRecord,
     LogRow,
+    ReplayRow,
     RequestRow,
     SessionRecord,
     TaskRecord,
     genesis,
+    named_output,
 )
 from refold.session import SessionLog, boundaries
-from refold.store import MemoryStore, Reader, append_log
+from refold.store import MemoryStore, Reader, Tx, append_log
 from refold.testing.history import sample
 from refold.view import Frame, Position, ViewState
 
 KEY: Final = bytes(range(32))
 SESSION: Final = "0198f0aa-1111-7000-8000-0000000000aa"
 RUN_ID: Final = "R-0123456789abcdef"
-TEXTS: Final = ("", "hi", "ünïcode €", "x" * 9_000, "€" * 4_000)
+TEXTS: Final = ("", "hi", "ünïcode €", "x" * 9_000, "€" * 4_000, "named €" * 100)
 Pick = Callable[[Sequence[Any]], Any]
 
 
@@ -49,6 +51,7 @@ class Author:
         self.log = SessionLog(KEY, boundaries.start)
         self.turn: LogRow | None = None
         self.steps: dict[str, LogRow] = {}
+        self.closed: dict[str, LogRow] = {}
         self.asked: dict[str, RequestRow] = {}
         self.count = 0
 
@@ -76,10 +79,16 @@ class Author:
             tx, session.n, [view.session_created(0, model="echo", source="default", client="c", command=uuid7(0))]
         )
 
-    async def append(self, record: LogRecord) -> LogRow:
-        """Appends a record."""
+    async def append(self, record: LogRecord, logged: ReplayRow | None = None) -> LogRow:
+        """Appends a record, and with it the replay row that it names."""
         self.count += 1
-        return await self.store.write(lambda tx: append_log(tx, 1, [record])[0])
+
+        def write(tx: Tx) -> LogRow:
+            if logged is not None:
+                tx.insert(logged)
+            return append_log(tx, 1, [record])[0]
+
+        return await self.store.write(write)
 
     async def compact(self) -> BoundaryRow:
         """Installs a boundary."""
@@ -159,9 +168,11 @@ class Author:
         self.steps[step_id] = await self.append(record)
         return step_id
 
-    async def end(self, step_id: str, text: str = "done") -> None:
-        """Closes a step."""
-        opening = self.steps.pop(step_id)
+    async def end(self, step_id: str, text: str = "done", revision: int = 2) -> None:
+        """Closes a step, as a Run with a replay log does. With a higher `revision` it may be closed once more."""
+        opening = self.steps.pop(step_id) if revision == 2 else self.closed[step_id]
+        self.closed[step_id] = opening
+        row = sample(ReplayRow, run=1, ordinal=self.count, occurrence=self.count, step_output_json=encode(text))
         record = view.step_completed(
             self.count,
             run=1,
@@ -170,9 +181,10 @@ class Author:
             origin=opening.seq,
             outcome=AttemptStatus.PASSED,
             ms=1,
-            output=view.stow(text)[0],
+            output=named_output(row.ordinal, text) or view.stow(text)[0],
+            revision=revision,
         )
-        await self.append(record)
+        await self.append(record, row)
 
     async def _complete(self, pick: Pick) -> None:
         await self.end(pick(sorted(self.steps)), pick(TEXTS))

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from boundary_kit import Counting, folded
+from boundary_kit import Author, Counting, folded
 from hypothesis import given
 from hypothesis import strategies as st
 from service_kit import Crew, House, Json, Line, Refused, ended, everything, faults, flow, path, result, step, uuid7
@@ -252,14 +252,35 @@ async def test_the_results_of_earlier_activations_go_with_their_run(place: House
     app = await place.open(view=HUGE)
     async with Line(app) as line:
         _, run = await told_all(app, line)
+    talkers.acts["like_json"] = lambda work: Report(Pass(long(400, 9)))
     await app.reruns.rerun(run.run_id, RerunFrom(from_step="like_json"))
     await ended(app, run)
     rows = await everything(app)
-    assert len(rows["SplicedRow"]) == 1, "the same text, said twice"
+    assert len(rows["SplicedRow"]) == 2
     await app.runs.delete(run.run_id)
     rows = await everything(app)
     assert rows["SplicedRow"] == []
     assert await faults(app) == []
+
+
+async def test_two_runs_that_end_alike_share_the_text_whichever_is_deleted_first(place: House, talkers: Crew) -> None:
+    body = flow(*(step(name, out=f"$.{name}") for name in OUTPUTS))
+    for first in (0, 1):
+        app = await place.open(view=HUGE)
+        runs = []
+        for _ in range(2):
+            new = NewTask(blueprint={"kind": "inline", "value": body}, init_ctx={"first": first})
+            runs.append(await ended(app, await app.tasks.launch(new)))
+        assert runs[0].result_json == runs[1].result_json
+        (spliced,) = (row for row in (await everything(app))["SplicedRow"] if row.run in (runs[0].n, runs[1].n))
+        await app.runs.delete(runs[first].run_id)
+        stands = (await everything(app))["SplicedRow"]
+        assert (spliced in stands) == (spliced.run != runs[first].n)
+        other = await app.runs.get(runs[1 - first].run_id)
+        assert other.result_json == runs[0].result_json
+        await app.runs.delete(other.run_id)
+        assert await faults(app) == []
+        await place.crash(app)
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------
@@ -335,6 +356,20 @@ async def test_a_boundary_is_installed_over_names_that_cannot_be_read(place: Hou
         history = (await line.resume(session, history="anchored"))["history"]
         assert history["mode"] == "anchoredSnapshot"
         assert history["snapshot"]["state"]["items"] == list(folded(page).items.values())
+
+
+async def test_an_item_that_was_completed_anew_is_kept_as_it_is_now() -> None:
+    author = await Author().play(b"\x01")
+    opened = await author.step()
+    await author.end(opened, long(300, 1))
+    await author.compact()
+    await author.end(opened, "another text", revision=3)
+    row = await author.compact()
+    loaded = await author.read(lambda reader, session: boundaries.load(reader, author.log, session, row))
+    shown = {item["itemId"]: item for item in loaded.snapshot["state"]["items"]}
+    assert shown[opened]["visibleOutput"] == "another text"
+    whole = folded([frame for _, frame in await author.placed(view.GENESIS)])
+    assert shown == {name: item for name, item in whole.items.items() if name in shown}
 
 
 # -- what it costs ----------------------------------------------------------------------------------------------------
