@@ -19,7 +19,7 @@ from muse_code.fold import (
 from view_strategies import chained, example_log, folded, item, logs
 
 from refold.canonical import canonical, decode
-from refold.view import Outcome, ViewState, apply, apply_all, fold_digest
+from refold.view import Outcome, ViewState, apply, apply_all, delta, fold_digest
 from refold.view.families import FAMILIES
 from refold.view.fold import RULES
 
@@ -218,10 +218,53 @@ def test_an_event_of_a_newer_host_moves_the_cursor_and_nothing_else():
 
 def test_what_is_not_durable_is_not_state():
     started = {"method": "item/started", "params": {"sessionId": "s", "viewCursor": "c1.1", **item("a", 1)}}
-    delta = {"method": "item/delta", "params": {"sessionId": "s", "viewCursor": "c1.2", "itemId": "a", "delta": "x"}}
+    piece = {"method": "item/delta", "params": {"sessionId": "s", "viewCursor": "c1.2", "itemId": "a", "delta": "x"}}
     state = ViewState()
-    assert [apply(state, started), apply(state, delta)] == [Outcome.EPHEMERAL] * 2
+    assert [apply(state, started), apply(state, piece)] == [Outcome.EPHEMERAL] * 2
     assert meaning(state) == meaning(ViewState())
+
+
+@given(logs(), st.data())
+def test_what_is_said_between_events_changes_no_state(log, data):
+    """Pieces of any item anywhere, as they come, again, or out of order: the state is the fold of the events."""
+    plain, spoken = ViewState(), ViewState()
+    said: list[dict] = []
+    for frame in log.frames():
+        apply(plain, frame)
+        apply(spoken, frame)
+        for item_id in data.draw(st.lists(st.sampled_from(list(plain.items)), max_size=2)) if plain.items else ():
+            text = data.draw(st.text(max_size=3))
+            so_far = spoken.texts.get(item_id, {}).get("output", "")
+            said.append(delta("s", "c", item_id, text, len(so_far)))
+            open_now = plain.items[item_id]["status"] == "inProgress"
+            assert apply(spoken, said[-1]) is (Outcome.STREAMED if open_now else Outcome.EPHEMERAL)
+            assert spoken.texts.get(item_id, {}).get("output", "") == (so_far + text if open_now else "")
+            again = data.draw(st.sampled_from(said))
+            if again["params"]["delta"]:
+                texts = {item: dict(fields) for item, fields in spoken.texts.items()}
+                assert apply(spoken, again) is not Outcome.APPLIED
+                assert all(spoken.texts[item]["output"].startswith(texts[item]["output"]) for item in texts)
+        assert meaning(plain) == meaning(spoken)
+    still_open = {item_id for item_id, item in plain.items.items() if item["status"] == "inProgress"}
+    assert spoken.texts.keys() <= still_open
+
+
+def test_a_text_is_added_at_its_place_only_and_a_copy_goes_its_own_way():
+    state = ViewState(items={"i": {"itemId": "i", "revision": 1, "status": "inProgress"}})
+    assert apply(state, delta("s", "c", "i", "ab", 0)) is Outcome.STREAMED
+    assert apply(state, delta("s", "c", "i", "ab", 0)) is Outcome.EPHEMERAL
+    assert apply(state, delta("s", "c", "i", "d", 3)) is Outcome.EPHEMERAL
+    copy = state.copy()
+    assert apply(state, {"method": "item/delta", "params": {"itemId": "i", "delta": "c"}}) is Outcome.STREAMED
+    assert apply(state, delta("s", "c", "i", "c", 2)) is Outcome.STREAMED
+    assert (state.texts, copy.texts) == ({"i": {"output": "abc", "text": "c"}}, {"i": {"output": "ab"}})
+
+
+@pytest.mark.parametrize("member", ["itemId", "delta", "field"])
+def test_a_piece_that_is_none_is_malformed(member):
+    state = ViewState(items={"i": {"itemId": "i", "revision": 1, "status": "inProgress"}})
+    params = delta("s", "c", "i", "ab", 0)["params"] | {member: 7}
+    assert apply(state, {"method": "item/delta", "params": params}) is Outcome.MALFORMED
 
 
 def test_a_host_may_say_that_there_is_a_gap():

@@ -31,7 +31,7 @@ from refold.view import (
     turn_woken,
 )
 from refold.view.payload import HEAD_BYTES, args_text, shown
-from refold.view.record import RENDERERS
+from refold.view.record import RENDERERS, delta
 from refold.view.turn_log import MAX_CHILDREN
 
 ENVELOPE = {"sessionId", "viewCursor", "prevCursor", "sourceRange"}
@@ -317,6 +317,12 @@ def test_the_cursor_of_a_frame_is_the_one_that_mint_gives_its_position():
     for position, frame in example_log().placed():
         row = example_log().rows[position.seq - 1]
         assert frame["params"]["viewCursor"] == mint(KEY, SESSION, position, row.hash[:8])
+
+
+def test_a_piece_of_text_is_a_notification_of_the_protocol_and_no_frame_of_the_view():
+    piece = delta(SESSION, "cursor", "ST-1", "text", 7)
+    assert frame_faults(piece) == []
+    assert "sourceRange" not in piece["params"] and "prevCursor" not in piece["params"]
 
 
 # -- texts ------------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from engine_kit import is_alive
@@ -89,7 +90,7 @@ async def test_a_dispatch_before_the_commit_is_noticed(bench: Bench, monkeypatch
     class Hasty(Driver):
         async def _write(self) -> None:
             for opened in self._scribe.opened:
-                await self._performer(opened.dispatch.ref).perform(self._assignment(opened))
+                await self._performer(opened.dispatch.ref).perform(self._assignment(opened, mock.Mock()))
             await super()._write()
 
     found: list[bool] = []

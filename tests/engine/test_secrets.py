@@ -254,3 +254,25 @@ async def test_what_a_resume_answers_holds_no_secret_either(bench: Bench, tmp_pa
     gate.set()
     assert result(await bench.ended(await bench.resume(run))) == {"a": "[secret KEY]", "b": "[secret KEY]"}
     await assert_nothing_is_kept(bench, tmp_path)
+
+
+# -- texts that come in pieces ----------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=4), min_size=0, max_size=4, unique=True),
+    st.lists(st.text("abc", max_size=5), max_size=12),
+)
+def test_pieces_are_redacted_as_their_whole_is_and_nothing_of_a_secret_goes_ahead(
+    values: list[str], pieces: list[str]
+) -> None:
+    secrets = told(*values)
+    redactor = secrets.redactor()
+    said = [redactor.feed(piece) for piece in pieces]
+    whole = "".join(pieces)
+    assert "".join(said) + redactor.rest() == secrets.redact(whole)
+    assert redactor.rest() == ""
+
+
+def test_a_text_without_secrets_waits_for_nothing() -> None:
+    assert Secrets(environ={}).redactor().feed("at once") == "at once"

@@ -151,8 +151,8 @@ def starting_at() -> AbstractContextManager[object]:
     """A suffix that begins at its cursor instead of after it."""
     subscription = Sessions.subscription
 
-    def wrong(self: Sessions, session: SessionRecord, after: Position) -> Subscription:
-        return subscription(self, session, Position(after.seq, after.k - 1))
+    def wrong(self: Sessions, session: SessionRecord, after: Position, **more: bool) -> Subscription:
+        return subscription(self, session, Position(after.seq, after.k - 1), **more)
 
     return mock.patch.object(Sessions, "subscription", wrong)
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 import pytest
 from request_kit import approve, decide_over_msp
 from service_kit import Crew, Frame, House, Line, cursor_of, flow, path, step, uuid7
-from view_kit import UNCOMPACTED, fold
+from view_kit import UNCOMPACTED, append, fold, stuck
 
 from refold import view
 from refold.server.rpc import NOTICE_BYTES, Rpc
@@ -31,17 +31,6 @@ async def app(house: House, crew: Crew) -> AsyncIterator[App]:
     yield app
 
 
-async def append(app: App, session: str, count: int, size: int = 1) -> None:
-    """Appends so many events with bodies of about so many bytes, a thousand to a commit."""
-    n = (await app.store.read(lambda reader: find_session(reader, session))).n
-    for start in range(0, count, 1000):
-        records = [
-            view.model_changed(0, model="m" * size, source="user", command=f"{start}")
-            for _ in range(min(1000, count - start))
-        ]
-        await app.store.write(lambda tx, records=records: append_log(tx, n, records))
-
-
 async def caught_up(app: App, line: Line, session: str, since: int = 0) -> list[Frame]:
     """What a line was told about a Session once it has the head: its events, and gaps."""
     head = (await app.sessions.bookmark(session))["viewCursor"]
@@ -55,14 +44,6 @@ async def caught_up(app: App, line: Line, session: str, since: int = 0) -> list[
 
 def gaps(told: list[Frame]) -> list[Frame]:
     return [frame["params"] for frame in told if frame["method"] == "view/gap"]
-
-
-async def stuck(app: App, line: Line, session: str) -> int:
-    """Has a line stand still with a frame in its hands; where the frames after it will be."""
-    line.ready.clear()
-    await append(app, session, 1)
-    await line.blocked()
-    return len(line.frames)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from refold.flowir import Failed, Pass
 from refold.records import LogRow
 from refold.service.app import App
 from refold.service.sessions import ViewSettings, find_session
+from refold.store import append_log
 
 UNCOMPACTED = ViewSettings(compact_events=1_000_000)
 """Sessions that do not compact by themselves, where a test counts their rows."""
@@ -54,3 +55,22 @@ def fold(frames: list[Frame]) -> view.ViewState:
 
 async def log_rows(app: App, session: str) -> list[LogRow]:
     return await app.store.read(lambda reader: reader.log(find_session(reader, session).n, 0))
+
+
+async def append(app: App, session: str, count: int, size: int = 1) -> None:
+    """Appends so many events with bodies of about so many bytes, a thousand to a commit."""
+    n = (await app.store.read(lambda reader: find_session(reader, session))).n
+    for start in range(0, count, 1000):
+        records = [
+            view.model_changed(0, model="m" * size, source="user", command=f"{start}")
+            for _ in range(min(1000, count - start))
+        ]
+        await app.store.write(lambda tx, records=records: append_log(tx, n, records))
+
+
+async def stuck(app: App, line: Line, session: str) -> int:
+    """Has a line stand still with a frame in its hands; where the frames after it will be."""
+    line.ready.clear()
+    await append(app, session, 1)
+    await line.blocked()
+    return len(line.frames)

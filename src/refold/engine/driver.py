@@ -32,6 +32,7 @@ from refold.engine.questions import Questions
 from refold.engine.retries import pause_before_retry, status_of
 from refold.engine.scribe import Scribe, Try
 from refold.engine.secrets import SecretMissing
+from refold.engine.speech import Speech
 from refold.flowir import (
     WAIT,
     Abandon,
@@ -340,9 +341,23 @@ class Driver:
         self._inbox.put_nowait((dispatch.ticket, report))
 
     async def _bounded(self, current: Try) -> Report:
+        speech = Speech(
+            self._tools.voice,
+            self._tools.secrets,
+            session=self._run.session,
+            opened=current.origin,
+            item_id=current.attempt.step_id,
+            attempt=current.attempt.attempt,
+        )
+        try:
+            return await self._within_time(current, speech)
+        finally:
+            speech.close()
+
+    async def _within_time(self, current: Try, speech: Speech) -> Report:
         agent = self._agents.get(current.dispatch.ref)
         secs = agent.timeout_secs if agent is not None else None
-        working = self._performer(current.dispatch.ref).perform(self._assignment(current))
+        working = self._performer(current.dispatch.ref).perform(self._assignment(current, speech))
         if secs is None:
             report = await working
         else:
@@ -383,7 +398,7 @@ class Driver:
 
     # -- what an attempt needs ----------------------------------------------------------------------------------------
 
-    def _assignment(self, current: Try) -> Assignment:
+    def _assignment(self, current: Try, speech: Speech) -> Assignment:
         dispatch, attempt, run = current.dispatch, current.attempt, self._run
         return Assignment(
             run_id=run.run_id,
@@ -397,6 +412,7 @@ class Driver:
             directive=self._tools.secrets.resolve(dispatch.directive),
             agent=self._definition(dispatch.ref),
             ctx=self._dispatch_ctx(current),
+            emit=speech.emit,
             **self._folders,
             due_at=attempt.due_at,
         )

@@ -75,6 +75,23 @@ class Secrets:
                 return [self.redact(item) for item in value]
         return value
 
+    def redactor(self) -> Redactor:
+        """What takes secrets out of a text that comes in pieces."""
+        return Redactor(self)
+
+    def split(self, text: str) -> tuple[str, str]:
+        """The beginning of `text` without secrets, and the end of it that may be the beginning of one."""
+        longest = max(map(len, self._told), default=1)
+        safe = max(0, len(text) - longest + 1)  # of a match that begins before it, every longer one would be there too
+        clean, done = [], 0
+        for found in self._known.finditer(text):
+            if found.start() >= safe:
+                break
+            clean += [text[done : found.start()], self._mark(found[0])]
+            done = found.end()
+        end = max(safe, done)
+        return "".join([*clean, text[done:end]]), text[end:]
+
     def _tell(self, name: str) -> str:
         secret = self._environ.get(f"REFOLD_SECRET_{name}") or self._filed().get(name)
         if not secret and self._plain_names:
@@ -101,3 +118,21 @@ class Secrets:
         except (OSError, ValueError) as error:
             raise SecretMissing(f"{self._file.name} cannot be read: {error}") from error
         return {name: value for name, value in filed.items() if isinstance(value, str)}
+
+
+class Redactor:
+    """Takes secrets out of a text that comes in pieces, so that the pieces together are `redact` of the whole."""
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """What can be said by now: all but an end that may be the beginning of a secret."""
+        clean, self._held = self._secrets.split(self._held + piece)
+        return clean
+
+    def rest(self) -> str:
+        """What was held back, when nothing more comes."""
+        held, self._held = self._held, ""
+        return self._secrets.redact(held)

@@ -220,7 +220,7 @@ class Peer:
 
     def _subscribe(self, session: SessionRecord, after: Position) -> None:
         """Starts this connection's one subscription of the Session."""
-        subscription = self._subscriptions[session.n] = self._app.sessions.subscription(session, after)
+        subscription = self._subscriptions[session.n] = self._app.sessions.subscription(session, after, hears=True)
         self._spawn(self._pump(session, subscription))
 
     def _unsubscribe(self, session_n: int) -> Subscription | None:
@@ -265,6 +265,8 @@ class Peer:
             log.error("subscription_ended", error=repr(error), exc_info=error)
 
     async def _deliver(self, session: SessionRecord, batch: Batch) -> None:
+        for _, notice in batch.said:
+            self._notify(notice["method"], notice["params"])
         if batch.gap is not None:
             self._app.metrics.reader_gaps.inc()
             self._notify(batch.gap["method"], batch.gap["params"])
@@ -274,7 +276,7 @@ class Peer:
             self._notify(frame["method"], frame["params"])
             if frame["method"] in _ASKED:
                 self._ask(frame["method"], frame["params"])
-        if not batch.frames and self._connection.bookmarks:
+        if batch.is_empty and self._connection.bookmarks:
             self._notify("view/caughtUp", await self._app.sessions.bookmark(session.session_id))
         await self._flush()
 

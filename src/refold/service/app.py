@@ -41,7 +41,7 @@ from refold.service.sessions import Sessions, ViewSettings
 from refold.service.submissions import Submissions
 from refold.service.tasks import Tasks
 from refold.service.turns import Turns
-from refold.session import Hub, SessionLog, boundaries
+from refold.session import Hub, Live, SessionLog, boundaries
 from refold.store import MemoryStore, Reader, SqliteStore, Store, Tx
 
 log = structlog.get_logger("refold")
@@ -89,11 +89,12 @@ class App:
         hub = Hub()
         store.on_commit(self._appended)
         self._hub = hub
-        offers = Offers()
+        offers, live = Offers(), Live(hub)
         tools = Tools(
             reaper=reaper,
             clock=clock,
             operators=offers,
+            voice=live,
             app=settings.app,
             templates=settings.templates,
             capacity=Capacity(settings.max_concurrent_steps, settings.max_subprocesses),
@@ -143,6 +144,7 @@ class App:
             self.tasks,
             self.ledger,
             hub,
+            live,
             log_of,
             settings.view,
         )

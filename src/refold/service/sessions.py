@@ -42,7 +42,7 @@ from refold.records import (
 from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger, later
 from refold.service.tasks import NewTask, Tasks
-from refold.session import Frames, Hub, SessionLog, Subscription, boundaries
+from refold.session import Frames, Hub, Live, SessionLog, Subscription, boundaries
 from refold.store import Reader, Store, Tx, append_log, value_text
 from refold.view import Anchor, Position, Rung
 
@@ -111,6 +111,7 @@ class Sessions:
         tasks: Tasks,
         ledger: Ledger,
         hub: Hub,
+        live: Live,
         log: SessionLog,
         settings: ViewSettings,
     ) -> None:
@@ -121,6 +122,7 @@ class Sessions:
         self._tasks = tasks
         self._ledger = ledger
         self._hub = hub
+        self._live = live
         self._log = log
         self._settings = settings
         self._looked_at: dict[int, int] = {}
@@ -218,9 +220,9 @@ class Sessions:
             lambda reader: self._serve(reader, session_id, None, view.Preference.AUTO, exclude_items)
         )
 
-    def subscription(self, session: SessionRecord, after: Position) -> Subscription:
-        """What delivers the frames strictly after a position."""
-        return Subscription(self._store, self._hub, self._log, session, after)
+    def subscription(self, session: SessionRecord, after: Position, *, hears: bool = False) -> Subscription:
+        """What delivers the frames strictly after a position; `hears`: and what agents say meanwhile."""
+        return Subscription(self._store, self._hub, self._log, session, after, live=self._live if hears else None)
 
     async def bookmark(self, session_id: str) -> Json:
         """Where the head is, and the digest of the state there: a client that folds can check that it has all."""

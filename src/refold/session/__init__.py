@@ -2,7 +2,8 @@
 
 from refold.session import boundaries
 from refold.session.hub import Hub
+from refold.session.live import Live
 from refold.session.log import Frames, SessionLog
 from refold.session.subscription import Batch, Subscription
 
-__all__ = ["Batch", "Frames", "Hub", "SessionLog", "Subscription", "boundaries"]
+__all__ = ["Batch", "Frames", "Hub", "Live", "SessionLog", "Subscription", "boundaries"]

@@ -36,6 +36,10 @@ class Hub:
         if not bells:
             self._bells.pop(session, None)
 
+    def is_heard(self, session: int) -> bool:
+        """Whether anybody waits for the Session."""
+        return session in self._bells
+
     def is_loaded(self, session: int) -> bool:
         """Whether the Session is loaded: started, resumed or launched here."""
         return session in self._loaded

@@ -11,14 +11,15 @@ never jumped over.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final, NamedTuple
 
-from refold.records import RequestRow, SessionRecord
+from refold.records import LogRow, RequestRow, SessionRecord
 from refold.session.hub import Hub
+from refold.session.live import Listener, Live, Piece
 from refold.session.log import Frames, SessionLog
 from refold.store import Reader, Store
-from refold.view import Frame, Position
+from refold.view import CHAIN_BYTES, Frame, Position, delta
 
 NEAR_HEAD: Final = 64
 """How many of the newest frames a reader that jumps is handed."""
@@ -28,15 +29,21 @@ BATCH_BYTES: Final = 512 * 1024
 
 
 class Batch(NamedTuple):
-    """What a reader is handed at once; a batch without frames says it is at the head.
+    """What a reader is handed at once, `said` first; an empty batch says that it is at the head.
 
-    `gap` comes first. `kept` are the frames inside the gap that are handed out in spite of it, in order; the position
-    is that of the last of `frames` all the same.
+    `gap` comes before all frames. `kept` are the frames inside the gap that are handed out in spite of it, in order;
+    the position is that of the last of `frames` all the same. `said` are notifications without a place in the view.
     """
 
     frames: Frames
     gap: Frame | None = None
     kept: Frames = []  # noqa: RUF012 - never changed
+    said: Sequence[tuple[Piece, Frame]] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it."""
+        return not self.frames and not self.said
 
 
 class Subscription:
@@ -49,6 +56,8 @@ class Subscription:
     Args:
         behind: how many log rows a reader may fall behind before it jumps.
         behind_bytes: the same in bytes of the rows' bodies.
+        live: what agents say meanwhile, if the reader is told. It hears what began to be said after it came, and of
+            items that it knows.
     """
 
     def __init__(
@@ -61,6 +70,7 @@ class Subscription:
         *,
         behind: int = 10_000,
         behind_bytes: int = 8 * 1024 * 1024,
+        live: Live | None = None,
     ) -> None:
         self._store = store
         self._hub = hub
@@ -76,6 +86,7 @@ class Subscription:
         self.position = after
         self._cursor: str | None = None
         """That of the last frame that was taken."""
+        self._listener = None if live is None else Listener(live, session.n)
 
     async def frames(self) -> AsyncIterator[Batch]:
         """Yields what is there, in batches, an empty one whenever the head is reached; ends once it is closed."""
@@ -90,15 +101,22 @@ class Subscription:
     async def look(self) -> Batch | None:
         """What is there now; None if there is nothing, and the reader knows, or if the subscription is closed."""
         self._bell.clear()  # before the read: what is appended after it rings again
-        batch = await self._store.read(self._next)
-        if self.closed or (self._at_head and not batch.frames):
+        batch = await self._store.read(self._all)
+        if self.closed or (self._at_head and batch.is_empty):
             return None
         return batch
 
     def take(self, batch: Batch) -> None:
         """The reader has what `look` gave it: it goes on from there."""
-        self._at_head = not batch.frames
-        if batch.frames:
+        if self._listener is not None:
+            for piece, _ in batch.said:
+                self._listener.take(piece)
+            if batch.gap is not None:
+                self._listener.miss()
+        if batch.is_empty:
+            self._at_head = True
+        elif batch.frames:
+            self._at_head = False
             self.position, self._cursor = batch.frames[-1][0], batch.frames[-1][1]["params"]["viewCursor"]
 
     async def rung(self) -> None:
@@ -122,6 +140,21 @@ class Subscription:
         self.closed = True
         self._hub.close(self._session.n, self._bell)
         self._bell.set()
+
+    def _all(self, reader: Reader) -> Batch:
+        """What to hand out, with what was said before it: the end of an item comes after all that it said."""
+        batch = self._next(reader)
+        pieces = [] if self._listener is None else self._listener.pieces(self.position)
+        row = reader.get(LogRow, self._session.n, self.position.seq) if pieces else None
+        if row is None:
+            return batch
+        mint, session_id = self._log.mint(self._session), self._session.session_id
+        cursors = [mint(self.position, row.hash[:CHAIN_BYTES], piece.fragment) for piece in pieces]
+        said = [
+            (piece, delta(session_id, cursor, piece.item_id, piece.text, piece.start))
+            for piece, cursor in zip(pieces, cursors, strict=True)
+        ]
+        return batch._replace(said=said)
 
     def _next(self, reader: Reader) -> Batch:
         head = reader.get(SessionRecord, self._session.n)

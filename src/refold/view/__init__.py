@@ -15,7 +15,7 @@ from refold.view.ladder import Anchor, Preference, Rung, attempts, choose, histo
 from refold.view.page import frames_after, head, last_cursor, origins, start_of_page
 from refold.view.parts import rfc3339
 from refold.view.payload import JSON_TEXT, PLAIN_TEXT, Payload, clip, stow
-from refold.view.record import Frame, render
+from refold.view.record import Frame, delta, render
 from refold.view.request_log import request_opened, request_settled
 from refold.view.session_log import compacted, model_changed, name_changed, session_created, session_resumed
 from refold.view.snapshot import SCHEMA_VERSION, elide, fold_digest, seed, snapshot_state, view_snapshot, weigh
@@ -56,6 +56,7 @@ __all__ = [
     "clip",
     "compacted",
     "decode",
+    "delta",
     "elide",
     "elide_item",
     "fold_digest",

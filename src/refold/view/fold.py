@@ -12,7 +12,10 @@ missing; whoever feeds the fold pages from the state's cursor). Cursors themselv
 A frame without `prevCursor` comes from a host that does not link. Items are then judged by their revision, and an exact
 repeat of the last cursor is stale; apart from that, such a host must deliver in order and once.
 
-Not here: the snapshot form of a state (`snapshot`), ephemeral text (`item/delta`: a display's matter, never state).
+What an open item says meanwhile (`item/delta`) is kept in `texts` until the item ends. It is for a display: no part of
+the digest, of a snapshot, or of what two states are compared by. Whoever came late has nothing there and loses nothing.
+
+Not here: the snapshot form of a state (`snapshot`).
 """
 
 from __future__ import annotations
@@ -35,6 +38,8 @@ class Outcome(StrEnum):
     """Delivered before, or an item revision that is not higher than the one held."""
     GAP = "gap"
     """Events after the state's cursor are missing, or are said to be (`view/gap`). Nothing is applied: page from it."""
+    STREAMED = "streamed"
+    """More text of an open item, added to `texts`."""
     EPHEMERAL = "ephemeral"
     """Not durable, so not state: it has no `sourceRange`."""
     UNKNOWN = "unknown"
@@ -63,6 +68,8 @@ class ViewState:
     tally: Tally = field(default_factory=Tally)
     sequence: int = 0
     """The sequence of the record of `cursor`; 0 where it is unknown, before any frame and after a snapshot."""
+    texts: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What open items said so far, by item and field; from the beginning, or nothing."""
     siblings: tuple[str, ...] = ()
     """The cursors applied at `sequence`: a record has up to three frames, and the sequence does not tell them apart."""
 
@@ -74,6 +81,7 @@ class ViewState:
             families=dict(self.families),
             approvals=dict(self.approvals),
             inputs=dict(self.inputs),
+            texts={item: dict(fields) for item, fields in self.texts.items()},
             tally=self.tally.copy(),
         )
 
@@ -86,7 +94,7 @@ def apply(state: ViewState, frame: Json) -> Outcome:
     if params is None:
         return Outcome.MALFORMED
     if "sourceRange" not in params:
-        return Outcome.EPHEMERAL
+        return _streamed(state, params) if method == "item/delta" else Outcome.EPHEMERAL
     cursor, sequence = params.get("viewCursor"), _sequence(params)
     if type(cursor) is not str or sequence is None:
         return Outcome.MALFORMED
@@ -104,6 +112,24 @@ def apply_all(state: ViewState, frames: Iterable[Json]) -> ViewState:
     for frame in frames:
         apply(state, frame)
     return state
+
+
+def _streamed(state: ViewState, params: Members) -> Outcome:
+    """Adds a piece of text if it is the next one of an item that is open; its `offset` says where it belongs.
+
+    A host that does not say has to deliver in order and once.
+    """
+    item_id, text, name = params.get("itemId"), params.get("delta"), params.get("field", "text")
+    if type(item_id) is not str or type(text) is not str or type(name) is not str:
+        return Outcome.MALFORMED
+    if state.items.get(item_id, {}).get("status") != "inProgress":
+        return Outcome.EPHEMERAL
+    fields = state.texts.get(item_id, {})
+    before = fields.get(name, "")
+    if params.get("offset", len(before)) != len(before):
+        return Outcome.EPHEMERAL
+    state.texts[item_id] = fields | {name: before + text}
+    return Outcome.STREAMED
 
 
 # -- the place of a frame ---------------------------------------------------------------------------------------------
@@ -157,6 +183,8 @@ def _item(state: ViewState, params: Members) -> Outcome:
         return Outcome.STALE
     state.items[item["itemId"]] = item
     state.tally.touch(item["itemId"])
+    if item.get("status") != "inProgress":
+        state.texts.pop(item["itemId"], None)
     return Outcome.APPLIED
 
 

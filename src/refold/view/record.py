@@ -68,6 +68,20 @@ def render(row: LogRow, opening: LogRow | None, session_id: str, mint: Mint, pre
     return frames
 
 
+def delta(session_id: str, cursor: str, item_id: str, text: str, offset: int) -> Frame:
+    """Returns the notification of more output of an open item; it is no frame of the view, and has no `sourceRange`.
+
+    Args:
+        session_id: the Session.
+        cursor: the last durable position plus a fragment.
+        item_id: the item, a `toolCall`: what is streamed is what it ends with as `visibleOutput`.
+        text: what was said.
+        offset: how many characters were said before. Our own member: with it a fold knows its place.
+    """
+    params = {"sessionId": session_id, "viewCursor": cursor, "itemId": item_id, "field": "output", "delta": text}
+    return {"method": "item/delta", "params": params | {"offset": offset}}
+
+
 def _source_range(row: LogRow, session_id: str) -> Members:
     """The span of records that a frame reports: from the one that opened its item or turn to this one."""
     first, last = row.origin or row.seq, row.seq

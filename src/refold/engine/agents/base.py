@@ -20,6 +20,7 @@ from refold.engine.capacity import Capacity
 from refold.engine.clock import Clock
 from refold.engine.desk import Desk
 from refold.engine.secrets import Secrets
+from refold.engine.voice import SILENCE, Voice
 from refold.flowir import Failed, Outcome, Verdict
 from refold.records import Json, Lane
 
@@ -116,6 +117,8 @@ class Tools:
     capacity: Capacity = field(default_factory=lambda: Capacity(64, 16))
     secrets: Secrets = field(default_factory=Secrets)
     desk: Desk = field(default_factory=Desk)
+    voice: Voice = SILENCE
+    """Who passes on what agents say while they work."""
     operators: Agent | None = None
     """Who performs the steps of attached operators, where operators can attach: `agents.operator.Offers`."""
     app: Mapping[str, Callable[..., Any]] = field(default_factory=dict)

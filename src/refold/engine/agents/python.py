@@ -2,7 +2,8 @@
 
 A function is called with the input and, if it has a second parameter that needs a value or is called `ctx`, with the
 dispatch Ctx. `async` functions are awaited on the server's loop; the others run in a thread each. What it returns is
-the Pass, what it raises is Failed.
+the Pass, what it raises is Failed. An `async` generator speaks: each text that it yields is streamed, and all of them
+together are the Pass.
 
 A thread cannot be stopped: when the work is cancelled, the function runs on and its answer is dropped. A function that
 must stop is `async`, or a subprocess. Not here: loading modules (`service`), `builtin:` functions (`agents.builtin`).
@@ -32,6 +33,7 @@ class FunctionAgent:
         self._function = function
         self._tools = tools
         self._wants_ctx = _wants_ctx(function)
+        self._speaks = inspect.isasyncgenfunction(function)
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004  # an object with `async def __call__`
         )
@@ -41,7 +43,7 @@ class FunctionAgent:
         # Copies, because the values belong to the flow: `input.pop("x")` would change what the next step reads.
         arguments = decode(encode([work.directive, work.ctx] if self._wants_ctx else [work.directive]))
         try:
-            value = await self._call(arguments)
+            value = await (self._listen(work, arguments) if self._speaks else self._call(arguments))
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
@@ -49,6 +51,21 @@ class FunctionAgent:
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # noqa: BLE001 - its faults are outcomes
             return Report(raised(error, self._tools.tail_bytes))
         return passed(value, self._tools.output_bytes)
+
+    async def _listen(self, work: Assignment, arguments: list[Any]) -> str:
+        """Passes on what a generator yields, up to the size that an output may have."""
+        said, left = [], self._tools.output_bytes
+        async with contextlib.aclosing(self._function(*arguments)) as pieces:
+            async for piece in pieces:
+                if not isinstance(piece, str):
+                    raise TypeError(f"an agent that streams yields text, not {type(piece).__name__}")
+                said.append(piece)
+                left -= len(piece)
+                if left < 0:  # `passed` refuses it
+                    break
+                if work.emit is not None:
+                    await work.emit(piece)
+        return "".join(said)
 
     async def _call(self, arguments: list[Any]) -> Any:
         if self._is_async:
