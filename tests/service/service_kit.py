@@ -36,6 +36,9 @@ Act = Callable[[Assignment], Report | Awaitable[Report]]
 
 PATIENCE_SECS: Final = 20.0
 
+BROADCASTS: Final = {"session/started", "session/statusChanged", "session/listChanged", "session/closed"}
+"""What a client is told without having asked; it has no place in a view."""
+
 
 def uuid7() -> str:
     """A fresh command, turn or session id."""

@@ -11,7 +11,7 @@ from boundary_kit import Author, folded, told
 from hypothesis import given
 from hypothesis import strategies as st
 from request_kit import approve, decide_over_msp, request_on
-from service_kit import Crew, House, Json, Line, Refused, cursor_of, faults, flow, path, step, uuid7
+from service_kit import BROADCASTS, Crew, House, Json, Line, Refused, cursor_of, faults, flow, path, step, uuid7
 
 from refold import view
 from refold.records import BoundaryRow, LogRow, LogType, SessionRecord, ValueRow
@@ -288,7 +288,7 @@ async def test_a_reader_from_under_whom_rows_are_taken_is_told_of_the_gap(place:
         reader.ready.set()
         head = (await app.sessions.bookmark(session))["viewCursor"]
         await reader.until(lambda frame: frame.get("params", {}).get("viewCursor") == head)
-        got = [frame for frame in reader.frames if "id" not in frame and frame["method"] != "session/started"]
+        got = [frame for frame in reader.frames if "id" not in frame and frame["method"] not in BROADCASTS]
         gaps = [n for n, frame in enumerate(got) if frame["method"] == "view/gap"]
         assert len(gaps) == 1
         gap, last = got[gaps[0]]["params"], got[gaps[0] - 1]

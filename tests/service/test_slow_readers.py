@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from request_kit import approve, decide_over_msp
-from service_kit import Crew, Frame, House, Line, cursor_of, flow, path, step, uuid7
+from service_kit import BROADCASTS, Crew, Frame, House, Line, cursor_of, flow, path, step, uuid7
 from view_kit import UNCOMPACTED, append, fold, stuck
 
 from refold import view
@@ -38,7 +38,7 @@ async def caught_up(app: App, line: Line, session: str, since: int = 0) -> list[
     return [
         {"method": frame["method"], "params": frame["params"]}
         for frame in line.frames[since:]
-        if "id" not in frame and frame["params"].get("sessionId") == session
+        if "id" not in frame and frame["method"] not in BROADCASTS and frame["params"].get("sessionId") == session
     ]
 
 

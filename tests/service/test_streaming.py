@@ -8,7 +8,21 @@ from unittest import mock
 
 import pytest
 from muse_code.fold.session_fold import IgnoredMissingParams, IgnoredUnrecognizedMethod, SessionFold
-from service_kit import PATIENCE_SECS, Frame, House, Json, Line, cursor_of, encode, flow, lit, path, seq, step
+from service_kit import (
+    BROADCASTS,
+    PATIENCE_SECS,
+    Frame,
+    House,
+    Json,
+    Line,
+    cursor_of,
+    encode,
+    flow,
+    lit,
+    path,
+    seq,
+    step,
+)
 from view_kit import UNCOMPACTED, append, fold, stuck
 
 from refold import view
@@ -74,7 +88,7 @@ async def app(house: House, speaker: Speaker) -> AsyncIterator[App]:
 
 def told(line: Line, since: int = 0) -> list[Frame]:
     """Events and pieces, in order."""
-    frames = [frame for frame in line.frames[since:] if "id" not in frame and frame["method"] != "session/started"]
+    frames = [frame for frame in line.frames[since:] if "id" not in frame and frame["method"] not in BROADCASTS]
     return [{"method": frame["method"], "params": frame["params"]} for frame in frames]
 
 

@@ -23,6 +23,7 @@ from refold.errors import BlueprintInvalid, ConfigInvalid, InvalidJson
 from refold.flowir.templates import check_templates
 from refold.service.app import Settings
 from refold.service.channels import check_url
+from refold.service.loads import IDLE_SECS
 from refold.service.programs import SubprocessMode
 from refold.service.sessions import ViewSettings
 
@@ -54,6 +55,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     sweep_period_secs: Annotated[float, Meta(gt=0)] = 60.0
     auto_resume: bool = False
     resume_on_decision: bool = True
+    idle_unload_secs: Annotated[float, Meta(gt=0)] = IDLE_SECS
+    """How long a loaded Session that nobody uses stays loaded."""
     notify_command: list[str] = []
     """A program and its arguments, run when a Run begins to wait for a person."""
     notify_url: str | None = None
@@ -158,6 +161,7 @@ def settings(config: Config, home: Home) -> Settings:
         sweep_period_secs=config.sweep_period_secs,
         auto_resume=config.auto_resume,
         resume_on_decision=config.resume_on_decision,
+        idle_unload_secs=config.idle_unload_secs,
         notify_command=tuple(config.notify_command),
         notify_url=_url(config.notify_url),
         notify_timeout_secs=config.notify_timeout_secs,

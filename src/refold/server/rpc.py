@@ -23,6 +23,7 @@ from refold.flowir.lifecycle import Verb
 from refold.protocol import Call, Connection, HostInfo, State
 from refold.records import RequestRow, SessionRecord
 from refold.service.app import App
+from refold.service.loads import Change
 from refold.service.requests import pointer
 from refold.service.sessions import Served, SessionInfo
 from refold.session import Batch, Subscription
@@ -70,17 +71,22 @@ class Rpc:
         self.path = str(app.settings.store or "")
         self._ids = itertools.count(1)
         self._peers: set[Peer] = set()
+        self._told_of_changes = self._changed  # one object, so that leaving finds what listens
 
     def next_id(self) -> int:
         """The id of the next request of ours: increasing over all connections of the process."""
         return next(self._ids)
 
-    def join(self, peer: Peer) -> None:
+    async def join(self, peer: Peer) -> None:
+        if not self._peers:
+            await self.app.loads.listen(self._told_of_changes)
         self._peers.add(peer)
         self.app.metrics.connections = len(self._peers)
 
     def leave(self, peer: Peer) -> None:
         self._peers.discard(peer)
+        if not self._peers:
+            self.app.loads.leave(self._told_of_changes)
         self.app.metrics.connections = len(self._peers)
 
     def broadcast(self, method: str, params: Json) -> None:
@@ -88,13 +94,25 @@ class Rpc:
         for peer in self._peers:
             peer.tell(method, params)
 
+    def _changed(self, change: Change) -> None:
+        """Tells every connection how a Session stands now, and those that keep a list the whole of its row."""
+        info = change.info
+        session_id, cursor = info.session.session_id, change.cursor
+        if change.closed is not None:
+            closed = {"sessionId": session_id, "reason": change.closed, "viewCursor": cursor}
+            self.broadcast("session/closed", closed)
+            return
+        if change.flipped:
+            standing = {"sessionId": session_id, "status": info.status, "attention": list(info.attention)}
+            self.broadcast("session/statusChanged", standing | {"viewCursor": cursor})
+        self.broadcast("session/listChanged", {"session": self.session(info)})
+
     def session(self, info: SessionInfo) -> Json:
         """The Session object of the protocol."""
         row = info.session
-        idle = "idle" if info.loaded else "notLoaded"
         shown = {
             "sessionId": row.session_id,
-            "status": "running" if row.active_run is not None else idle,
+            "status": info.status,
             "activeTurnId": row.active_turn,
             "turnCount": row.turns,
             "path": self.path,
@@ -105,6 +123,7 @@ class Rpc:
             "modelId": row.model_id,
             "forkedFrom": None,
             "approvalMode": {"mode": "promptUnmatched", "source": "startup", "lastCommandId": None},
+            "attention": list(info.attention),
         }
         return shown if row.name is None else shown | {"name": row.name}
 
@@ -125,7 +144,7 @@ class Peer:
         self._answering = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
-        self._rpc.join(self)
+        await self._rpc.join(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -299,6 +318,7 @@ class Peer:
             workspace_root=params.get("workspaceRoot"),
             client=client,
         )
+        self._app.loads.born(info)
         session = self._rpc.session(info)
         self._rpc.broadcast("session/started", {"session": session})
         return Answer({"session": session, "viewCursor": cursor}, (info.session, position))

@@ -29,6 +29,7 @@ from refold.records import MetaRow, RunRecord, RunStatus
 from refold.service.blueprints import Blueprints
 from refold.service.channels import Channel, Program, Webhook
 from refold.service.commands import Ledger
+from refold.service.loads import IDLE_SECS, Loads
 from refold.service.metrics import MeteredStore, Metrics
 from refold.service.notifier import Notifier
 from refold.service.operators import Operators, needs_operator
@@ -70,6 +71,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     sweep_period_secs: float = 60.0
     auto_resume: bool = False
     resume_on_decision: bool = True
+    idle_unload_secs: float = IDLE_SECS
+    """How long a loaded Session that nobody uses stays loaded."""
     notify_command: tuple[str, ...] = ()
     """A program that is run when a Run begins to wait for a person; none if it is empty."""
     notify_url: str | None = None
@@ -148,6 +151,15 @@ class App:
             log_of,
             settings.view,
         )
+        self.loads = Loads(
+            store,
+            clock,
+            hub,
+            log_of,
+            idle_secs=settings.idle_unload_secs,
+            period_secs=settings.sweep_period_secs,
+        )
+        self._unloading: asyncio.Task[None] | None = None
         self.turns = Turns(
             store,
             clock,
@@ -163,6 +175,7 @@ class App:
         """What a commit that appended to logs sets off: readers look, and Sessions that have grown compact."""
         self._hub.ring(heads)
         self.sessions.watch(heads)
+        self.loads.appended(heads)
 
     @classmethod
     async def open(cls, settings: Settings) -> App:
@@ -181,6 +194,7 @@ class App:
         if settings.auto_resume:
             for run, _ in recovered:
                 await app._resume(run)
+        app._unloading = asyncio.create_task(app.loads.run(), name="unloading")
         app._sweeping = asyncio.create_task(app.sweep.run(), name="stale run sweep")
         return app
 
@@ -210,6 +224,7 @@ class App:
         await self.store.write(lambda tx: interrupt_running(tx, SERVER_SHUTDOWN, at))
         self.operators.hang_up()
         await self._supervisor.stop_all()
+        await self.loads.close("hostShutdown")
 
     async def close(self) -> None:
         """Stops what is left and closes the store. What was not drained is found by the next boot. Twice is once."""
@@ -218,10 +233,12 @@ class App:
         self.closed = True
         self.operators.hang_up()
         await self.notifier.close()
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            await asyncio.gather(self._sweeping, return_exceptions=True)
+        for task in (self._sweeping, self._unloading):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         await self._supervisor.stop_all()
+        await self.loads.close()
         await self.sessions.close()
         await self._reaper.close()
         await self.store.close()

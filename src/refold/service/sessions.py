@@ -35,6 +35,8 @@ from refold.records import (
     LogRecord,
     LogRow,
     LogType,
+    RequestRow,
+    RequestStatus,
     RunRecord,
     RunStatus,
     SessionRecord,
@@ -58,6 +60,17 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     session: SessionRecord
     loaded: bool
+    attention: tuple[str, ...] = ()
+    """What it needs of a person: `approvalPending`, `inputPending`."""
+    cursor: str = ""
+    """The head, where whoever asks for the rest needs it."""
+
+    @property
+    def status(self) -> str:
+        """In the words of the protocol."""
+        if self.session.active_run is not None:
+            return "running"
+        return "idle" if self.loaded else "notLoaded"
 
 
 class Served(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,7 +187,7 @@ class Sessions:
         session, created = await self._store.read(read)
         self._hub.load(session.n)
         position, frame = created[-1]
-        return self._info(session), position, frame["params"]["viewCursor"]
+        return SessionInfo(session=session, loaded=True), position, frame["params"]["viewCursor"]
 
     async def resume(
         self,
@@ -203,7 +216,7 @@ class Sessions:
             except BaseException:
                 self._hub.unload(session.n)
                 raise
-        return msgspec.structs.replace(served, info=self._info(session))
+        return msgspec.structs.replace(served, info=msgspec.structs.replace(served.info, loaded=True))
 
     async def _mark_loaded(self, session: SessionRecord, command_id: str, params: Json) -> None:
         at = self._clock.now_ms()
@@ -270,7 +283,7 @@ class Sessions:
         rungs = view.attempts(preference, anchor, exclude_items)
         if rungs[0] in _STATELESS:
             return Served(
-                info=self._info(session),
+                info=info_of(reader, self._hub, session),
                 cursor=head,
                 history=view.history(rungs[0]),
                 last_turn=boundaries.last_turn(reader, self._log, session),
@@ -296,7 +309,7 @@ class Sessions:
         elif anchor is Anchor.STALE:
             after = self._log.position(reader, session, head)[0]
         return Served(
-            info=self._info(session),
+            info=info_of(reader, self._hub, session),
             cursor=head,
             history=view.history(rung, payload),
             last_turn=state.last_turn,
@@ -489,9 +502,13 @@ class Sessions:
     async def list(self, limit: int, *, workspace_root: str | None = None) -> Sequence[SessionInfo]:
         """The Sessions, latest change first."""
         equals: dict[str, Any] = {} if workspace_root is None else {"workspace_root": workspace_root}
-        rows = await self._store.read(lambda reader: reader.find(SessionRecord, **equals))
-        rows.sort(key=lambda row: (row.updated_at, row.n), reverse=True)
-        return [self._info(row) for row in rows[:limit]]
+
+        def read(reader: Reader) -> list[SessionInfo]:
+            rows = reader.find(SessionRecord, **equals)
+            rows.sort(key=lambda row: (row.updated_at, row.n), reverse=True)
+            return [info_of(reader, self._hub, row) for row in rows[:limit]]
+
+        return await self._store.read(read)
 
     # -- changing -----------------------------------------------------------------------------------------------------
 
@@ -543,8 +560,15 @@ class Sessions:
                 session_id=session.session_id,
             )
 
-    def _info(self, session: SessionRecord) -> SessionInfo:
-        return SessionInfo(session=session, loaded=self._hub.is_loaded(session.n))
+
+def info_of(reader: Reader, hub: Hub, session: SessionRecord, cursor: str = "") -> SessionInfo:
+    """How a Session stands."""
+    asked = {each.kind for each in reader.find(RequestRow, session=session.n, status=RequestStatus.OPEN)}
+    attention = tuple(flag for kind, flag in _ATTENTION.items() if kind in asked)
+    return SessionInfo(session=session, loaded=hub.is_loaded(session.n), attention=attention, cursor=cursor)
+
+
+_ATTENTION: Final = {"approval": "approvalPending", "input": "inputPending"}
 
 
 def find_session(reader: Reader, session_id: str) -> SessionRecord:

@@ -16,21 +16,25 @@ class Hub:
     def __init__(self) -> None:
         self._bells: dict[int, set[asyncio.Event]] = {}
         self._loaded: set[int] = set()
+        self._used: set[int] = set()
 
     def ring(self, heads: Mapping[int, int]) -> None:
         """Wakes everybody who waits for one of these Sessions. The store calls it after each commit that appended."""
+        self._used.update(heads)
         for session in heads:
             for bell in self._bells.get(session, ()):
                 bell.set()
 
     def open(self, session: int) -> asyncio.Event:
         """A bell that rings from now on. Give it back with `close`."""
+        self._used.add(session)
         bell = asyncio.Event()
         self._bells.setdefault(session, set()).add(bell)
         return bell
 
     def close(self, session: int, bell: asyncio.Event) -> None:
         """Ends a bell."""
+        self._used.add(session)
         bells = self._bells.get(session, set())
         bells.discard(bell)
         if not bells:
@@ -46,11 +50,22 @@ class Hub:
 
     def load(self, session: int) -> bool:
         """Loads a Session: commands may now be given to it. Tells whether that was news: of several only one loads."""
+        self._used.add(session)
         if session in self._loaded:
             return False
         self._loaded.add(session)
         return True
 
     def unload(self, session: int) -> None:
-        """Takes a load back that could not be recorded."""
+        """Ends a load, or takes one back that could not be recorded."""
         self._loaded.discard(session)
+
+    @property
+    def loaded(self) -> tuple[int, ...]:
+        """The Sessions that are loaded."""
+        return tuple(self._loaded)
+
+    def take_used(self) -> set[int]:
+        """The Sessions that were read, written or loaded since this was asked last, and those that are read now."""
+        used, self._used = self._used | self._bells.keys(), set()
+        return used

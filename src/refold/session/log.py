@@ -197,6 +197,10 @@ class SessionLog:
         opening = None if row.origin is None else reader.get(LogRow, session.n, row.origin)
         return apply_all(ViewState(), render(told(reader, row), opening, session.session_id, self.mint(session), None))
 
+    def forget(self, session_n: int) -> None:
+        """Drops the state that is kept of a Session: it is unloaded."""
+        self._states.pop(session_n, None)
+
     def fold(self, reader: Reader, session: SessionRecord) -> ViewState:
         """The same fold as a value of the caller's own."""
         kept = self._kept(reader, session)
