@@ -22,6 +22,8 @@ from view_kit import ACTS, MANY, RICH, UNCOMPACTED, fold, grown, log_rows
 
 from refold import view
 from refold.canonical import canonical
+from refold.engine.agents import Report
+from refold.flowir import Pass
 from refold.service.app import App
 from refold.service.sessions import ViewSettings, find_session
 from refold.session import Batch, Subscription
@@ -258,3 +260,16 @@ async def _read(line: Line, session: str, item: Json, slice_: Json) -> Json:
     except Refused as no:
         aligned = no.data["alignedNextOffset"] - slice_["offsetBytes"]
         return await line.call("item/readOutput", **reference, **slice_ | {"lengthBytes": aligned})
+
+
+async def test_an_item_says_that_its_output_was_mended_and_no_other_does(app: App, crew: Crew) -> None:
+    crew.acts["s"] = lambda work: Report(Pass("\ufffd"), mended=work.directive == 2)
+    async with Line(app) as line:
+        session = await grown(line, 1)
+        marks = [
+            (frame["params"]["item"]["args"], frame["params"]["item"].get("mended"))
+            for frame in await line.page(session)
+            if frame["method"] == "item/completed" and frame["params"]["item"]["kind"] == "toolCall"
+        ]
+        assert [mark for mark in marks if mark[1] is not None] == [("2", True)]
+        assert len(marks) > 3

@@ -214,6 +214,8 @@ async def test_lists_are_kept_by_those_who_asked_for_it(app: App, crew: Crew) ->
         )
         assert done["params"]["session"]["activeTurnId"] is None
         assert told(plain, "session/listChanged") == []
+        rows = [each["session"] | {"updatedAt": ""} for each in told(line, "session/listChanged")]
+        assert all(one != two for one, two in itertools.pairwise(rows)), "an event that changes no row tells of none"
 
 
 def keeper(app: App, rpc: Rpc) -> Line:

@@ -217,7 +217,8 @@ class Scribe:
         text, media = (said, view.PLAIN_TEXT) if isinstance(said, str) else (encode(said), view.JSON_TEXT)
         failure = (str(status), text) if isinstance(outcome, Blocked | Failed) else None
         output = (named_output(done.logged, text) if done.logged else None) or self._stow(text, media)
-        record = self._completed(done, status, at, output=output, failure=failure, status=shown)
+        more = {"output": output, "failure": failure, "status": shown, "mended": report.mended}
+        record = self._completed(done, status, at, **more)
         kept = None if status is AttemptStatus.PASSED else encode(said)
         self._ends.append(
             AttemptEnd(ordinal=done.attempt.ordinal or None, status=status, record=record, outcome_json=kept)

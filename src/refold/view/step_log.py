@@ -150,6 +150,7 @@ def step_completed(
     failure: tuple[str, str] | None = None,
     status: str | None = None,
     revision: int = 2,
+    mended: bool = False,
 ) -> LogRecord:
     """A step is over.
 
@@ -165,6 +166,7 @@ def step_completed(
         failure: kind and reason, for people.
         status: the item's status, where `ITEM_STATUS` does not know it: a step that was denied is `rejected`.
         revision: above that of every frame of the item so far.
+        mended: whether what its agent said is shown with U+FFFD for what no text can hold.
     """
     body = present(
         status=status or ITEM_STATUS[outcome],
@@ -172,6 +174,7 @@ def step_completed(
         output=output,
         failure=None if failure is None else {"kind": failure[0], "reason": clip(failure[1])},
         ms=ms,
+        mended=mended or None,
     )
     return LogRecord(
         type=LogType.STEP_COMPLETED,
@@ -195,6 +198,7 @@ def _step_completed(row: LogRow, body: Members, opening: LogRow | None) -> list[
         durationMs=body["ms"],
         failureKind=failure.get("kind"),
         failureReason=failure.get("reason"),
+        mended=body.get("mended"),
         **shown("visibleOutput", body.get("output")),
     )
     return [("item/completed", {"item": call})]
