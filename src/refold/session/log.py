@@ -242,7 +242,7 @@ def _told(reader: Reader, rows: Sequence[LogRow], position: Position, nbytes: in
     size = 0
     for row in rows:
         if row.seq > position.seq:
-            row = told(reader, row)  # noqa: PLW2901 - the same row
+            row = told(reader, row)
             size += len(row.body_json)
         shown.append(row)
         if nbytes is not None and size >= nbytes and row.frames and row.seq > position.seq:
