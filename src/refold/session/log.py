@@ -12,7 +12,7 @@ from typing import Final
 from refold.canonical import Json
 from refold.errors import BoundaryPruned, MissingAnchor, StoreDamaged
 from refold.records import BoundaryRow, LogRow, SessionRecord
-from refold.store import Reader, told
+from refold.store import Reader, told, verify_log
 from refold.view import (
     ANCHOR,
     CHAIN_BYTES,
@@ -143,6 +143,7 @@ class SessionLog:
         while True:
             rows = reader.log(session.n, max(0, position.seq - 1), wanted)
             read = len(rows)
+            verify_log(session, rows, to_end=read < wanted)
             frames = list(self._walk(reader, session, _told(reader, rows, position, nbytes), position))
             if frames or read < wanted:
                 return frames[:limit]
@@ -163,6 +164,7 @@ class SessionLog:
             wanted *= 2
         start = max(start, floor)
         first = [row for row in rows if row.seq >= start.seq]
+        verify_log(session, first, to_end=position is None)
         return list(self._walk(reader, session, _told(reader, first, start), start, until))
 
     def state(

@@ -12,6 +12,7 @@ from refold.store.base import (
     Store,
     Tx,
     append_log,
+    verify_log,
     verify_replay,
 )
 from refold.store.lock import StoreLock
@@ -38,5 +39,6 @@ __all__ = [
     "put_value",
     "told",
     "value_text",
+    "verify_log",
     "verify_replay",
 ]

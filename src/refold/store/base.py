@@ -42,6 +42,7 @@ from refold.records import (
     TaskRecord,
     ValueRow,
     genesis,
+    log_hash,
     replay_hash,
     seal_log,
 )
@@ -299,4 +300,28 @@ def verify_replay(run: RunRecord, rows: Sequence[ReplayRow | DecisionRow | CutRo
             f"run {run.run_id}: its replay log ends at row {ordinal}, expected {run.rows}; the Run is not resumed",
             run_id=run.run_id,
             ordinal=ordinal,
+        )
+
+
+def verify_log(session: SessionRecord, rows: Sequence[LogRow], *, to_end: bool = False) -> None:
+    """Checks that rows of a Session's log follow each other; raises StoreDamaged with the first that does not.
+
+    A changed row would be folded by every client that comes back, and no later event would say otherwise (law 10). The
+    first row is taken as it is, unless it is the Session's first: its own hash is checked by who reads from before it.
+    `to_end`: nothing was found behind them, so they must reach to the head.
+    """
+    seq, chain = 0, genesis(session.session_id)
+    for row in rows:
+        if (row.seq != seq + 1 or log_hash(chain, row) != row.hash) and (seq or row.seq == 1):
+            raise StoreDamaged(
+                f"session {session.session_id}: row {row.seq} of its log does not follow row {seq}; it is not shown",
+                session_id=session.session_id,
+                seq=row.seq,
+            )
+        seq, chain = row.seq, row.hash
+    if to_end and seq < session.seq:
+        raise StoreDamaged(
+            f"session {session.session_id}: its log ends at row {seq}, expected {session.seq}",
+            session_id=session.session_id,
+            seq=seq,
         )
