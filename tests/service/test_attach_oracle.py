@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from oracle_kit import Attach, Desk, Official, folded_on, ours, slim
 
 from refold import view
-from refold.records import BoundaryRow, LogRecord, LogRow
+from refold.records import BoundaryRow, LogRecord, LogRow, ReplayRow
 from refold.session import SessionLog, boundaries
 from refold.store import MemoryStore
 from refold.store.memory import Tables
@@ -56,8 +56,8 @@ class Watched(Author):
         self.desk = Desk(self)
         self.attached: list[Attach] = []
 
-    async def append(self, record: LogRecord) -> LogRow:
-        row = await super().append(record)
+    async def append(self, record: LogRecord, logged: ReplayRow | None = None) -> LogRow:
+        row = await super().append(record, logged)
         self.attached += await self.desk.attaches()
         return row
 
@@ -163,7 +163,7 @@ class Scribe(Author):
     def fork(self) -> Scribe:
         """The same log, to be gone on with in another way. Rows are immutable, so only the tables are copied."""
         twin = copy.copy(self)
-        twin.steps, twin.asked = dict(self.steps), dict(self.asked)
+        twin.steps, twin.asked, twin.closed = dict(self.steps), dict(self.asked), dict(self.closed)
         tables, own = Tables(), self.store.tables
         tables.rows = {kind: dict(rows) for kind, rows in own.rows.items()}
         tables.unique = {names: set(taken) for names, taken in own.unique.items()}
