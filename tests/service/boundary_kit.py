@@ -27,7 +27,7 @@ from refold.records import (
     named_output,
 )
 from refold.session import SessionLog, boundaries
-from refold.store import MemoryStore, Reader, Tx, append_log
+from refold.store import MemoryStore, Reader, append_log
 from refold.testing.history import sample
 from refold.view import Frame, Position, ViewState
 
@@ -79,16 +79,10 @@ class Author:
             tx, session.n, [view.session_created(0, model="echo", source="default", client="c", command=uuid7(0))]
         )
 
-    async def append(self, record: LogRecord, logged: ReplayRow | None = None) -> LogRow:
-        """Appends a record, and with it the replay row that it names."""
+    async def append(self, record: LogRecord) -> LogRow:
+        """Appends a record."""
         self.count += 1
-
-        def write(tx: Tx) -> LogRow:
-            if logged is not None:
-                tx.insert(logged)
-            return append_log(tx, 1, [record])[0]
-
-        return await self.store.write(write)
+        return await self.store.write(lambda tx: append_log(tx, 1, [record])[0])
 
     async def compact(self) -> BoundaryRow:
         """Installs a boundary."""
@@ -184,7 +178,8 @@ class Author:
             output=named_output(row.ordinal, text) or view.stow(text)[0],
             revision=revision,
         )
-        await self.append(record, row)
+        await self.store.write(lambda tx: tx.insert(row))
+        await self.append(record)
 
     async def _complete(self, pick: Pick) -> None:
         await self.end(pick(sorted(self.steps)), pick(TEXTS))

@@ -142,10 +142,9 @@ class SessionLog:
         wanted = READ_ROWS if limit is None else min(READ_ROWS, limit + 1)
         while True:
             rows = reader.log(session.n, max(0, position.seq - 1), wanted)
-            read = len(rows)
-            verify_log(session, rows, to_end=read < wanted)
+            verify_log(session, rows, to_end=len(rows) < wanted)
             frames = list(self._walk(reader, session, _told(reader, rows, position, nbytes), position))
-            if frames or read < wanted:
+            if frames or len(rows) < wanted:
                 return frames[:limit]
             wanted *= 2  # nothing but rows without a frame: markers of many loads
 
