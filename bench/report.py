@@ -20,10 +20,12 @@ def markdown(report: Json) -> str:
 
 def _preface(report: Json) -> str:
     machine, sizes = report["machine"], "" if report["shrink"] == 1 else f", sizes divided by {report['shrink']}"
+    sqlite = machine["sqlite"]
     said = [
-        f"{machine['cores']} cores, {machine['system']}, Python {machine['python']}, SQLite "
-        f"{machine['sqlite']['refold']} (bare log: {machine['sqlite']['bare log']}); medians of {report['rounds']} "
-        f"rounds in one interleaved run{sizes}. Absolute figures are this machine's; compare within a row."
+        f"refold at {machine['commit'] or 'no commit'}, {machine['cores']} cores, {machine['system']}, Python "
+        f"{machine['python']}, SQLite {sqlite['refold']} (bare log: {sqlite['bare log']}); medians of "
+        f"{report['rounds']} rounds in one interleaved run{sizes}. "
+        "Absolute figures are this machine's; compare within a row.",
     ]
     said += [f"{name}: {', '.join(pins)}." for name, pins in report["peers"].items()]
     said += [f"**{name} was not run**: {reason}." for name, reason in report["not_run"].items()]

@@ -11,6 +11,7 @@ import os
 import platform
 import random
 import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -156,7 +157,10 @@ def _column(name: str) -> tuple[int, str]:
 
 def machine() -> Json:
     """What the figures are of."""
+    git = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False, cwd=contestants.ROOT).stdout.strip()
     return {
+        "commit": commit or None,
         "cores": os.cpu_count(),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),

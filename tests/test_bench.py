@@ -138,7 +138,7 @@ def found() -> Json:
         judged(SHORT, samples(SHORT, {REFOLD: 10.0, BARE: 0.0})),
     ]
     sqlite = {"refold": "3.54", "bare log": "3.40"}
-    machine = {"cores": 2, "system": "Linux", "python": "3.11", "sqlite": sqlite}
+    machine = {"commit": "abc1234", "cores": 2, "system": "Linux", "python": "3.11", "sqlite": sqlite}
     not_run = {"restate": "nobody has written its workloads"}
     return {"machine": machine, "rounds": 3, "shrink": 1, "peers": {"dbos": ["dbos==1"]}, "not_run": not_run} | {
         "rows": rows,
