@@ -1,8 +1,8 @@
 """`scripts/bench speed`: all contestants, shuffled and interleaved in one run, and refold judged against the others.
 
-Every measurement is a process of its own on a fresh folder. A raw probe stands before each, so that figures of a noisy
-moment can be told apart. A row is compared round by round: on a machine with neighbours absolute figures move by a
-factor, ratios within a round do so much less. Medians over the rounds.
+Every measurement is a process of its own on a fresh folder. Everybody's measurements of one work stand together, and a
+raw probe before each, so that figures of a noisy moment can be told apart. A row is compared round by round: on a machine
+with neighbours absolute figures move by a factor, ratios within a round do so much less. Medians over the rounds.
 """
 
 from __future__ import annotations
@@ -84,10 +84,8 @@ def _tasks(rows: Sequence[Row], who: Sequence[Contestant]) -> list[Task]:
 
 
 def _round(n: int, tasks: list[Task], until: float | None) -> list[Sample]:
-    """One round, in an order of its own, the same at every run."""
-    random.Random(n).shuffle(tasks)
     made: list[Sample] = []
-    for at, task in enumerate(tasks, 1):
+    for at, task in enumerate(_order(n, tasks), 1):
         if until is not None and time.monotonic() > until:
             sys.stderr.write(f"round {n + 1}: time is up, {len(tasks) - at + 1} measurements are not run\n")
             break
@@ -102,6 +100,18 @@ def _round(n: int, tasks: list[Task], until: float | None) -> list[Sample]:
         sys.stderr.write(f": {said} (raw {raw:,.0f})\n")
         made.append(Sample(n, task.who.name, task.work, task.size, raw, figures, fault))
     return made
+
+
+def _order(n: int, tasks: Sequence[Task]) -> list[Task]:
+    """The order of a round, another one in each and the same at every run: works are shuffled, and who does them.
+
+    Those who do the same work come one after the other. Where a neighbour takes the disk for a minute, a ratio between
+    the first and the last measurement of a round says what the neighbour did.
+    """
+    dice = random.Random(n)
+    shuffled = dice.sample(tasks, len(tasks))
+    works = list(dict.fromkeys((task.work, task.size) for task in shuffled))
+    return sorted(shuffled, key=lambda task: works.index((task.work, task.size)))
 
 
 def judged(row: Row, samples: Sequence[Sample]) -> Json:

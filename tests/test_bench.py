@@ -10,9 +10,9 @@ import pytest
 from bench import report, speed
 from bench.__main__ import main
 from bench.bare import Log, Run, connect
-from bench.contestants import BARE, HTTP, REFOLD, Failed, measure, ours
+from bench.contestants import BARE, HTTP, REFOLD, Contestant, Failed, measure, ours
 from bench.sample import latency, payload, rate
-from bench.speed import Sample, judged
+from bench.speed import Sample, Task, _order, judged
 from bench.table import PEERS, ROWS, Bar, Row
 
 Json = Any
@@ -56,6 +56,16 @@ def test_what_nobody_ran_is_not_judged() -> None:
 def test_figures_of_another_size_are_not_taken() -> None:
     other = samples(FAST._replace(size=99), {REFOLD: 1.0, BARE: 1.0})
     assert judged(FAST, other)["medians"] == {}
+
+
+def test_those_who_do_the_same_work_are_measured_together_in_an_order_of_each_round() -> None:
+    who = [Contestant(name, "python", "module", frozenset()) for name in "abc"]
+    tasks = [Task(each, work, 1) for work in ("seq", "many", "fan", "lat") for each in who]
+    orders = [_order(n, tasks) for n in range(4)]
+    assert all(set(order) == set(tasks) and len(order) == len(tasks) for order in orders)
+    assert all(len({task.work for task in order[at : at + 3]}) == 1 for order in orders for at in (0, 3, 6, 9))
+    assert len({tuple(order) for order in orders}) == 4
+    assert _order(1, tasks) == orders[1]
 
 
 def test_rows_have_keys_of_their_own_and_figures_that_are_found_somewhere() -> None:
