@@ -97,14 +97,14 @@ class Rpc:
     def _changed(self, change: Change) -> None:
         """Tells every connection how a Session stands now, and those that keep a list the whole of its row."""
         info = change.info
-        session_id, cursor = info.session.session_id, change.cursor
+        session_id = info.session.session_id
         if change.closed is not None:
-            closed = {"sessionId": session_id, "reason": change.closed, "viewCursor": cursor}
+            closed = {"sessionId": session_id, "reason": change.closed, "viewCursor": change.cursor}
             self.broadcast("session/closed", closed)
             return
         if change.flipped:
             standing = {"sessionId": session_id, "status": info.status, "attention": list(info.attention)}
-            self.broadcast("session/statusChanged", standing | {"viewCursor": cursor})
+            self.broadcast("session/statusChanged", standing | {"viewCursor": None})
         self.broadcast("session/listChanged", {"session": self.session(info)})
 
     def session(self, info: SessionInfo) -> Json:

@@ -37,7 +37,9 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     """Something about a loaded Session changed: how it stands, or another member that lists show."""
 
     info: SessionInfo
-    cursor: str
+    cursor: str | None = None
+    """The head, of one that was closed because nobody was there. Never the head of a Session that somebody follows: who
+    keeps every cursor that he sees would keep one ahead of the events that he has."""
     flipped: bool = False
     """Whether its status or what it needs of a person is another."""
     closed: Reason | None = None
@@ -106,7 +108,7 @@ class Loads:
         before, self._known[n] = self._known.get(n), info
         if before is None or _shown(before) != _shown(info):
             flipped = before is None or _standing(before) != _standing(info)
-            self._tell(Change(info=info, cursor=info.cursor, flipped=flipped))
+            self._tell(Change(info=info, flipped=flipped))
 
     def _tell(self, change: Change) -> None:
         for tell in list(self._listeners):
@@ -115,7 +117,7 @@ class Loads:
     async def _infos(self, sessions: Iterable[int]) -> list[SessionInfo]:
         def read(reader: Reader) -> list[SessionInfo]:
             rows = [row for n in sessions if (row := reader.get(SessionRecord, n)) is not None]
-            return [info_of(reader, self._hub, row, self._log.head(reader, row)) for row in rows]
+            return [info_of(reader, self._hub, row) for row in rows]
 
         return await self._store.read(read)
 
@@ -152,13 +154,19 @@ class Loads:
             await self._unload(self._hub.loaded, reason)
 
     async def _unload(self, sessions: Iterable[int], reason: Reason) -> None:
+        heads = await self._store.read(lambda reader: self._heads(reader, sessions))
         for info in await self._infos(sessions):  # read, then without a pause: nobody can come in between
             n = info.session.n
             self._hub.unload(n)
             self._log.forget(n)
             self._known.pop(n, None)
             self._used_at.pop(n, None)
-            self._tell(Change(info=msgspec.structs.replace(info, loaded=False), cursor=info.cursor, closed=reason))
+            cursor = heads[n] if reason == "idle" else None
+            self._tell(Change(info=msgspec.structs.replace(info, loaded=False), cursor=cursor, closed=reason))
+
+    def _heads(self, reader: Reader, sessions: Iterable[int]) -> dict[int, str]:
+        rows = [row for n in sessions if (row := reader.get(SessionRecord, n)) is not None]
+        return {row.n: self._log.head(reader, row) for row in rows}
 
 
 def _is_busy(reader: Reader, n: int) -> bool:

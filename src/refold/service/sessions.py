@@ -62,8 +62,6 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     loaded: bool
     attention: tuple[str, ...] = ()
     """What it needs of a person: `approvalPending`, `inputPending`."""
-    cursor: str = ""
-    """The head, where whoever asks for the rest needs it."""
 
     @property
     def status(self) -> str:
@@ -561,11 +559,11 @@ class Sessions:
             )
 
 
-def info_of(reader: Reader, hub: Hub, session: SessionRecord, cursor: str = "") -> SessionInfo:
+def info_of(reader: Reader, hub: Hub, session: SessionRecord) -> SessionInfo:
     """How a Session stands."""
     asked = {each.kind for each in reader.find(RequestRow, session=session.n, status=RequestStatus.OPEN)}
     attention = tuple(flag for kind, flag in _ATTENTION.items() if kind in asked)
-    return SessionInfo(session=session, loaded=hub.is_loaded(session.n), attention=attention, cursor=cursor)
+    return SessionInfo(session=session, loaded=hub.is_loaded(session.n), attention=attention)
 
 
 _ATTENTION: Final = {"approval": "approvalPending", "input": "inputPending"}
