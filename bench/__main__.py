@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: `python -m bench [speed|attach|readers] …`."""
+"""The command line of the benchmarks: `python -m bench [speed|steps|attach|readers] …`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench import attach, readers, report, speed
+from bench import attach, readers, report, speed, steps
 from bench.table import ROWS
 
 Json = Any
-LISTS = {"attach": attach.measure, "readers": readers.measure}
+LISTS = {"steps": steps.measure, "attach": attach.measure, "readers": readers.measure}
 SAVED = Path(__file__).parent.parent / "docs" / "bench"
 
 

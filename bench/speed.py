@@ -1,8 +1,8 @@
 """`scripts/bench speed`: all contestants, shuffled and interleaved in one run, and refold judged against the others.
 
 Every measurement is a process of its own on a fresh folder. Everybody's measurements of one work stand together, and a
-raw probe before each, so that figures of a noisy moment can be told apart. A row is compared round by round: on a machine
-with neighbours absolute figures move by a factor, ratios within a round do so much less. Medians over the rounds.
+raw probe before each, so that figures of a noisy moment can be told apart. A row is compared round by round: on a
+machine with neighbours absolute figures move by a factor, ratios within a round much less. Medians over the rounds.
 """
 
 from __future__ import annotations

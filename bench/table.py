@@ -1,7 +1,7 @@
 """The rows of the speed table: which work at which size, which figure of it is shown, and the bars it has to clear.
 
 A bar compares refold with somebody in the same round, so that what slows the machine slows both; the verdict is about
-the median over the rounds. Source of the bars: the tracker's issue on speed.
+the median over the rounds.
 """
 
 from __future__ import annotations
