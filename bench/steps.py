@@ -1,4 +1,4 @@
-"""`scripts/bench steps`: durable steps against raw one-row FULL commits of the same moment, and what they leave on disk.
+"""`scripts/bench steps`: durable steps against raw one-row FULL commits of the same moment, and what they leave behind.
 
 The short form of `speed`, without anybody else: what every change can be held against in a minute.
 """
