@@ -95,6 +95,14 @@ def canonical(value: Json) -> bytes:
         raise _unwritable(error) from None
 
 
+def canonical_row(members: list[str | int | None]) -> bytes:
+    """Returns `canonical(members)`. A flat list of such members has one spelling only, whoever writes it."""
+    try:
+        return orjson.dumps(members)
+    except TypeError:  # an integer of more than 64 bits, or no text
+        return canonical(members)
+
+
 def digest(value: Json) -> str:
     """Returns the hex SHA-256 of the canonical bytes of `value`."""
     return hashlib.sha256(canonical(value)).hexdigest()

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from refold.canonical import canonical, decode, encode
+from refold.canonical import canonical_row, decode, encode
 from refold.errors import InvalidId
 
 Json = Any
@@ -521,7 +521,7 @@ Sealed = TypeVar("Sealed", ReplayRow, DecisionRow, CutRow)
 
 
 def _link(chain: bytes, members: list[Json]) -> bytes:
-    return hashlib.sha256(chain + canonical(members)).digest()
+    return hashlib.sha256(chain + canonical_row(members)).digest()
 
 
 def seal(chain: bytes, row: Sealed) -> Sealed:

@@ -12,12 +12,12 @@ import sys
 import uuid
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import json_values, texts
 
 from refold import canonical as module
-from refold.canonical import canonical, decode, decode_strict, digest, encode, type_name
+from refold.canonical import canonical, canonical_row, decode, decode_strict, digest, encode, type_name
 from refold.errors import InvalidJson
 
 LOOP: list = []
@@ -276,3 +276,15 @@ def test_type_names_are_jsons():
     assert {type_name(value) for value in named.values()} == set(named)
     assert type_name(True) == "boolean" and type_name(1.5) == "number" and type_name(()) == "array"
     assert type_name(b"") == "bytes"
+
+
+@given(st.lists(st.none() | st.text() | st.integers()))
+@example(['é\n"', 2**64, None])
+@example([-(2**63), 2**53 + 1, "\x00"])
+def test_a_row_of_texts_and_integers_has_one_spelling(members):
+    assert canonical_row(members) == canonical(members)
+
+
+def test_a_row_with_a_lone_surrogate_is_refused_as_anywhere():
+    with pytest.raises(InvalidJson):
+        canonical_row(["\ud800"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -36,6 +36,9 @@ from refold.records import (
 from refold.store import AttemptEnd, AttemptOpen, Question, StepCommit
 
 Json = Any
+
+
+NO_LANE: Final = encode([])
 
 
 class Try(msgspec.Struct, kw_only=True):
@@ -135,7 +138,7 @@ class Scribe:
             input_hash=key.input_hash,
             occurrence=key.occurrence,
             attempt=self._tries[key],
-            lane_json=encode(dispatch.lane),
+            lane_json=encode(dispatch.lane) if dispatch.lane else NO_LANE,
             opened=before.origin if before else 0,
             started_at=at,
             status=None,

@@ -142,7 +142,9 @@ class Supervisor:
         return ttl_secs - (self._clock.now_ms() - since) / 1000
 
     async def _prepare(self, run: RunRecord, launch: Json) -> Driver:
-        history = await self._store.read(lambda reader: load_history(reader, run))
+        history = NOTHING
+        if run.activation > 1:  # the first one has nothing behind it, and most Runs have one only
+            history = await self._store.read(lambda reader: load_history(reader, run))
         return Driver(
             run,
             self.parsed.get(launch["blueprint"]["value"]),
@@ -212,6 +214,9 @@ class History(msgspec.Struct, frozen=True):
     def cursor(self) -> ReplayCursor:
         """What a driver, or a dry replay, answers from."""
         return ReplayCursor(self.rows, self.decisions)
+
+
+NOTHING: Final = History([], [], [], [], [], [])
 
 
 def load_history(reader: Reader, run: RunRecord) -> History:

@@ -26,7 +26,8 @@ def passed(value: Json, limit: int) -> Report:
     """A Pass of a copy of `value`, or Failed if it is not JSON or its text has more than `limit` bytes."""
     try:
         text, mended = _text(value)
-        value = decode_strict(text)
+        if mended or type(value) is not str:  # a text is its own copy, and has no depth
+            value = decode_strict(text)
     except InvalidJson as error:
         return Report(Failed(f"output is not JSON: {error.message}"))
     # A character has four bytes at most: a short text need not be encoded to be measured.
