@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from oracle_kit import Attach, Desk, Official, folded_on, ours, slim
 
 from refold import view
-from refold.records import BoundaryRow, LogRecord, LogRow, ReplayRow
+from refold.records import BoundaryRow, LogRecord, LogRow
 from refold.session import SessionLog, boundaries
 from refold.store import MemoryStore
 from refold.store.memory import Tables
@@ -56,8 +56,8 @@ class Watched(Author):
         self.desk = Desk(self)
         self.attached: list[Attach] = []
 
-    async def append(self, record: LogRecord, logged: ReplayRow | None = None) -> LogRow:
-        row = await super().append(record, logged)
+    async def append(self, record: LogRecord) -> LogRow:
+        row = await super().append(record)
         self.attached += await self.desk.attaches()
         return row
 
