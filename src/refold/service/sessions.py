@@ -381,25 +381,38 @@ class Sessions:
 
     async def compact_grown(self, session_n: int) -> None:
         """Compacts a Session by itself, once it has grown enough since its last boundary."""
-        at = self._clock.now_ms()
 
-        def grown(tx: Tx) -> int | None:
-            session = tx.get(SessionRecord, session_n)
+        def looked(reader: Reader) -> tuple[int, bool] | None:
+            """Where the last boundary is, and whether there is to be a new one; None: to be looked at again later."""
+            session = reader.get(SessionRecord, session_n)
             if session is None:
                 return None
-            before = boundaries.latest(tx, session)
+            before = boundaries.latest(reader, session)
             since = 0 if before is None else before.seq
             events = session.seq - since
             if events < self._settings.compact_events:
-                return since
-            at_most = events + (0 if before is None else boundaries.most_items(before))
-            if events * 4 < at_most and events * 4 < len(self._log.fold(tx, session).items):
+                return since, False
+            # Folded and weighed in a read, which keeps the state: the next time only what has happened since is paid.
+            state = self._log.state(reader, session)
+            if events * 4 < len(state.items):
                 return None
-            return self._install(tx, session, view.compacted(at, trigger="auto")).seq
+            state.tally.totals(state.items)
+            return since, True
 
-        since = await self._store.write(grown)
-        if since is not None:  # growth is counted from the boundary, not from when somebody looked
-            self._looked_at[session_n] = since
+        def install(tx: Tx) -> int:
+            session = tx.get(SessionRecord, session_n)
+            assert session is not None, "Sessions are never deleted"
+            before = boundaries.latest(tx, session)
+            if before is not None and before.seq != since:
+                return before.seq  # a client's command was faster
+            return self._install(tx, session, view.compacted(self._clock.now_ms(), trigger="auto")).seq
+
+        found = await self._store.read(looked)
+        if found is None:
+            return
+        since, has_grown = found
+        # Growth is counted from the boundary, not from when somebody looked.
+        self._looked_at[session_n] = await self._store.write(install) if has_grown else since
 
     def _install(self, tx: Tx, session: SessionRecord, record: LogRecord) -> BoundaryRow:
         row = boundaries.install(tx, self._log, session, record)

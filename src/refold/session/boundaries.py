@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from operator import is_not
 from typing import Any, Final
 
 import msgspec
@@ -32,7 +33,7 @@ from refold.records import (
     ValueRow,
     output_name,
 )
-from refold.session.log import SessionLog
+from refold.session.log import SessionLog, Written
 from refold.store import Reader, Tx, append_log, output_text, value_text
 from refold.view import ANCHOR, CHAIN_BYTES, Position, Rung, ViewState
 
@@ -88,8 +89,7 @@ def install(tx: Tx, log: SessionLog, session: SessionRecord, record: LogRecord) 
     state = log.fold(tx, session)
     rest, items = view.snapshot_state(state), list(state.items.values())
     del rest["items"]
-    named = _naming(tx, session, items)
-    segments = [_put_segment(tx, named[at : at + SEGMENT]) for at in range(0, len(named), SEGMENT)]
+    segments = _segments(tx, log, session, items)
     stored = {"state": rest, "foldDigest": view.fold_digest(state), "last_turn": state.last_turn}
     without_items = len(canonical(view.history(Rung.ANCHORED, _snapshot(log, session, row, stored, [])))) - len("[]")
     totals = state.tally.totals(state.items)
@@ -105,6 +105,26 @@ def install(tx: Tx, log: SessionLog, session: SessionRecord, record: LogRecord) 
     return tx.insert(boundary)
 
 
+def _segments(tx: Tx, log: SessionLog, session: SessionRecord, items: list[Json]) -> list[str]:
+    """The names of the segments that hold `items`, all of them stored.
+
+    Those in which the last boundary of this process holds the very same objects are neither encoded nor looked at: a
+    boundary costs what has changed since the one before, not what the Session weighs.
+    """
+    begun, before = _last_segments(tx, session)
+    written = log.written(session)
+    known = written.items if written is not None and written.segments == before else []
+    parts = [(items[at : at + SEGMENT], known[at : at + SEGMENT]) for at in range(0, len(items), SEGMENT)]
+    changed = {n for n, (new, old) in enumerate(parts) if len(new) != len(old) or any(map(is_not, new, old))}
+    names = dict(_names(tx, session, begun, [name for n, name in enumerate(before) if n in changed]))
+    segments = [
+        _put_segment(tx, [_with_name(item, names.get(item["itemId"])) for item in part]) if n in changed else before[n]
+        for n, (part, _) in enumerate(parts)
+    ]
+    log.note_written(session, Written(segments, items))
+    return segments
+
+
 def _put_segment(tx: Tx, items: list[Json]) -> str:
     text = encode(items)
     name = hashlib.sha256(text.encode()).hexdigest()
@@ -112,10 +132,11 @@ def _put_segment(tx: Tx, items: list[Json]) -> str:
     return name
 
 
-def _naming(reader: Reader, session: SessionRecord, items: list[Json]) -> list[Json]:
-    """The items, with the name of each output that stands in a replay row in its place."""
-    names = dict(_names(reader, session))
-    return [_with_name(item, names.get(item["itemId"])) for item in items]
+def _last_segments(reader: Reader, session: SessionRecord) -> tuple[int, list[str]]:
+    """Where the newest boundary is, and the names of its segments; none where that is damaged."""
+    for row in reader.find(BoundaryRow, session=session.n, newest_first=True, limit=1):
+        return row.seq, [] if _rest(row) is None else decode(row.segments_json)
+    return 0, []
 
 
 def _with_name(item: Json, name: OutputName | None) -> Json:
@@ -125,17 +146,16 @@ def _with_name(item: Json, name: OutputName | None) -> Json:
     return item | {_OUTPUT: list(name)}
 
 
-def _names(reader: Reader, session: SessionRecord) -> Iterator[tuple[str, OutputName]]:
-    """The names that are known of outputs, by item, later ones last: of the latest boundary, and of the log since.
+def _names(
+    reader: Reader, session: SessionRecord, begun: int, segments: Iterable[str]
+) -> Iterator[tuple[str, OutputName]]:
+    """The names of outputs, by item, later ones last: those in `segments`, and those of the log after seq `begun`.
 
     What is damaged there is passed over: an item whose name is not found is stored with its text.
     """
-    begun = 0
-    for row in reader.find(BoundaryRow, session=session.n, newest_first=True, limit=1):
-        begun = row.seq
+    for segment in segments:
         with contextlib.suppress(*_DAMAGES):
-            for segment in decode(row.segments_json):
-                yield from ((item["itemId"], name) for item in _stored(reader, segment) if (name := _name_in(item)))
+            yield from ((item["itemId"], name) for item in _stored(reader, segment) if (name := _name_in(item)))
     kind = LogType.STEP_COMPLETED
     while rows := reader.find(LogRow, session=session.n, type=kind, after=begun, limit=READ_ROWS):
         yield from ((row.item_id, name) for row in rows if row.item_id and (name := output_name(row)))
@@ -172,11 +192,6 @@ def latest(reader: Reader, session: SessionRecord) -> BoundaryRow | None:
     for row in reader.find(BoundaryRow, session=session.n, newest_first=True, limit=1):
         return None if row.pruned else row
     return None
-
-
-def most_items(row: BoundaryRow) -> int:
-    """How many items a boundary has at most, without reading them."""
-    return len(decode(row.segments_json)) * SEGMENT
 
 
 def cursor_of(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryRow) -> str | None:

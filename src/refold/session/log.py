@@ -7,7 +7,7 @@ after a position the caller names; nothing here waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from refold.canonical import Json
 from refold.errors import BoundaryPruned, MissingAnchor, StoreDamaged
@@ -44,6 +44,13 @@ KEPT_STATES: Final = 64
 """Folded states that are kept between reads, newest use last. A state is only a cache of what the log says."""
 
 
+class Written(NamedTuple):
+    """The segments of a boundary that this process made, by name, and the items that they hold."""
+
+    segments: list[str]
+    items: list[Json]
+
+
 class SessionLog:
     """The logs of a store, seen through its MAC key."""
 
@@ -51,6 +58,7 @@ class SessionLog:
         self._key = key
         self._start = start or (lambda reader, log, session: (ViewState(), GENESIS))
         self._states: dict[int, tuple[ViewState, Position]] = {}
+        self._written: dict[int, Written] = {}
         self.turns: dict[int, tuple[int, Json]] = {}
         """By Session, the last turn that had ended at a seq: see `boundaries.last_turn`."""
 
@@ -193,6 +201,17 @@ class SessionLog:
         while len(self.turns) > KEPT_STATES:
             del self.turns[next(iter(self.turns))]
 
+    def written(self, session: SessionRecord) -> Written | None:
+        """What `note_written` was told last. Its transaction may have failed: compare its names with what is stored."""
+        return self._written.get(session.n)
+
+    def note_written(self, session: SessionRecord, written: Written) -> None:
+        """Keeps what a boundary holds, for who makes the next one."""
+        self._written.pop(session.n, None)
+        self._written[session.n] = written
+        while len(self._written) > KEPT_STATES:
+            del self._written[next(iter(self._written))]
+
     def shown(self, reader: Reader, session: SessionRecord, row: LogRow) -> ViewState:
         """What the frames of one row say by themselves."""
         opening = None if row.origin is None else reader.get(LogRow, session.n, row.origin)
@@ -201,6 +220,7 @@ class SessionLog:
     def forget(self, session_n: int) -> None:
         """Drops the state that is kept of a Session: it is unloaded."""
         self._states.pop(session_n, None)
+        self._written.pop(session_n, None)
 
     def fold(self, reader: Reader, session: SessionRecord) -> ViewState:
         """The same fold as a value of the caller's own."""
