@@ -64,7 +64,7 @@ TABLES: Final[Mapping[type[Row], Table]] = {
     MetaRow: Table("meta", ("key",)),
     BlueprintRecord: Table("blueprint", indexed=(("blueprint_id",),)),
     TaskRecord: Table("task", unique=(("task_id",),)),
-    SessionRecord: Table("session", unique=(("session_id",),), indexed=(("updated_at",),)),
+    SessionRecord: Table("session", unique=(("session_id",),)),
     RunRecord: Table("run", unique=(("run_id",),), indexed=(("status",), ("task",), ("session",))),
     AttemptRow: Table("attempt", ("run", "ordinal")),
     ReplayRow: Table(

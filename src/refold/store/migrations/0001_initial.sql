@@ -50,7 +50,6 @@ CREATE TABLE session (
   created_at     INTEGER NOT NULL,
   updated_at     INTEGER NOT NULL
 );
-CREATE INDEX session_updated_at ON session (updated_at);
 
 CREATE TABLE run (
   n           INTEGER PRIMARY KEY AUTOINCREMENT,
