@@ -568,3 +568,42 @@ async def test_an_approved_step_that_never_got_its_slot_ends_with_its_run(house:
     crew.free("x")
     await ended(app, blocker)
     await judged(app, run)
+
+
+# -- a question that its reader takes back -----------------------------------------------------------------------------
+
+
+async def test_an_interrupted_question_leaves_its_run_resumable_and_is_asked_anew(app: App, crew: Crew) -> None:
+    """The turn ends in the commit that settles the question; nobody goes on from what was half answered."""
+    await app.blueprints.add(asking(step("person", 1, "$.said")) | {"id": "ask"})
+    async with Line(app) as line:
+        session = await line.start("ask")
+        turn = (await line.turn(session))["turnId"]
+        question = await request_on(line, "userInput/request")
+        named = {"sessionId": session, "userInputId": question["userInputId"]}
+        for wrong in ([{"questionId": "q2", "selectedLabel": "red"}], [{"questionId": "q1", "selectedLabel": "green"}]):
+            with pytest.raises(Refused, match="userInputAnswerInvalid"):
+                await line.command("userInput/interrupt", **named, answers=wrong)
+        answers, command = [{"questionId": "q1", "selectedLabel": "red"}], uuid7()
+        before = len(line.frames)
+        for _ in range(2):
+            acked = await line.call("userInput/interrupt", commandId=command, **named, answers=answers)
+            assert (acked["status"], acked["userInputId"]) == ("accepted", question["userInputId"])
+        settled = await line.until(lambda frame: frame.get("method") == "userInput/settled", before)
+        told = settled["params"]
+        assert (told["outcome"], told["answers"], told["decidedByCommandId"]) == ("interrupted", answers, command)
+        assert (await line.turn_ended(turn, before))["terminal"] == "cancelled"
+        with pytest.raises(Refused) as late:
+            await line.command("userInput/answer", **named, answers=answers)
+        assert (late.value.kind, late.value.data["settlement"]["outcome"]) == ("userInputAlreadySettled", "interrupted")
+        (run,) = await app.store.read(lambda reader: reader.find(RunRecord))
+        assert (run.status, await app.requests.pending(session)) == ("interrupted", [])
+        assert [item["status"] for item in await items(app, run)] == ["cancelled"]
+        since = len(line.frames)
+        await line.command("workflow/resume", sessionId=session, workflowRunId=run.run_id)
+        again = await request_on(line, "userInput/request", since)
+        assert again["userInputId"] != question["userInputId"]
+        answer = [{"questionId": "q1", "selectedLabel": "blue"}]
+        await line.command("userInput/answer", sessionId=session, userInputId=again["userInputId"], answers=answer)
+    assert result(await ended(app, run))["said"] == "blue"
+    await judged(app, run)

@@ -71,10 +71,9 @@ def settle(
     """
     if request.status != RequestStatus.OPEN:
         raise already_settled(request)
-    decision = resolution["decision"]
-    if status in _SHOWN:
+    decision, by = resolution["decision"], resolved_by(resolution)
+    if by == "policy":
         decision = (_SHOWN_INPUT if request.kind == "input" else _SHOWN)[status]
-    by = "user" if status is RequestStatus.RESOLVED else "policy"
     record = view.request_settled(
         at,
         request,
@@ -92,6 +91,11 @@ def settle(
     if not tx.update(RequestRow, (request.n,), where={"status": RequestStatus.OPEN}, **changes):
         raise already_settled(request)
     return settled
+
+
+def resolved_by(resolution: Json) -> str:
+    """Who the view says has settled a request: `policy` where nobody did."""
+    return "policy" if resolution["by"] == "refold" else "user"
 
 
 def expire(request_id: str, at: int, tx: Tx) -> RequestRow:

@@ -508,6 +508,13 @@ class Peer:
             await self._app.requests.withdraw(input_id, "cancelled", reason=params.get("reason"), command_id=command_id)
         return Answer(_accepted(params) | {"userInputId": input_id})
 
+    async def user_input_interrupt(self, params: Json) -> Answer:
+        input_id, command_id = await self._requested(params, "input"), params["commandId"]
+        where = {"session_id": params["sessionId"], "request_id": input_id}
+        with _in_words_of_the_view("settlement", "outcome", _INPUTS):
+            await self._app.turns.interrupt_input(command_id, params, **where, answers=params.get("answers", []))
+        return Answer(_accepted(params) | {"userInputId": input_id})
+
     async def _requested(self, params: Json, kind: str) -> str:
         """The id of the request that a call names. Raises NotFound unless it is one of its kind and Session."""
         member, unknown = _NAMED[kind]
@@ -598,5 +605,6 @@ HANDLERS: Final[Mapping[str, Callable[[Peer, Json], Awaitable[Answer]]]] = {
     "approval/decide": Peer.approval_decide,
     "userInput/answer": Peer.user_input_answer,
     "userInput/cancel": Peer.user_input_cancel,
+    "userInput/interrupt": Peer.user_input_interrupt,
 }
 """What this server serves today; every other row of `protocol.TABLE` answers methodNotFound."""

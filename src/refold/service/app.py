@@ -168,6 +168,7 @@ class App:
             self.tasks,
             self.runs,
             self.sessions,
+            self.requests,
             self.ledger,
         )
 

@@ -14,7 +14,7 @@ import structlog
 
 from refold.canonical import decode, encode
 from refold.engine.clock import Clock
-from refold.engine.desk import Desk, already_settled, settle
+from refold.engine.desk import Desk, already_settled, resolved_by, settle
 from refold.engine.supervisor import Supervisor
 from refold.errors import Conflict, InvalidRequest, NotFound, RefoldError, Unprocessable
 from refold.records import RequestRow, RequestStatus, RunRecord, RunStatus
@@ -156,7 +156,7 @@ class Requests:
             driven.clear()  # a transaction may be tried twice
             request = find_request(tx, request_id)
             if request.status != RequestStatus.OPEN:
-                raise self._lost(tx, request)
+                raise self.lost(tx, request)
             if request.expires_at is not None and request.expires_at <= at:
                 settle(tx, request, RequestStatus.EXPIRED, {"decision": "expired", "by": "refold"}, at)
                 return {"expired": True}
@@ -175,7 +175,7 @@ class Requests:
             self._supervisor.drive(run)
         self._desk.ring(request)
         if done.get("expired"):
-            raise await self._store.read(lambda reader: self._lost(reader, request))
+            raise await self._store.read(lambda reader: self.lost(reader, request))
         return Settled(request=request, resumed=done["resumed"])
 
     def _go_on(self, tx: Tx, request: RequestRow, turn_id: str) -> tuple[bool, list[RunRecord]]:
@@ -199,15 +199,15 @@ class Requests:
             log.warning("run_not_resumed_by_decision", run_id=run.run_id, kind=no.kind, error=no.message)
             return False, []
 
-    def _lost(self, reader: Reader, request: RequestRow) -> Conflict:
+    def lost(self, reader: Reader, request: RequestRow) -> Conflict:
         """The loser's answer: with what was decided, by whom, and where the view shows it."""
         lost = already_settled(request)
         assert request.settled is not None, "only an open request has no settlement"
         session = find_session(reader, request.session_id)
         shown_at = self._log.cursor(reader, session, Position(request.settled, 0))
         cursor = shown_at or self._log.earliest(reader, session)
-        decision = decode(request.resolution_json or "{}")["decision"]
-        by = "user" if request.status == RequestStatus.RESOLVED else "policy"
+        resolution = decode(request.resolution_json or "{}")
+        decision, by = resolution["decision"], resolved_by(resolution)
         lost.data["resolution"] = {"decision": decision, "resolved_by": by, "view_cursor": cursor}
         if request.kind == "input":
             lost.data["settlement"] = {"outcome": decision, "view_cursor": cursor}
@@ -228,13 +228,20 @@ def answered(questions: list[Json], answers: list[Json]) -> tuple[Json, list[Jso
     The value is the one question's answer (a label, labels or a text), or the list of all of them. Raises
     InvalidRequest (`user_input_answer_invalid`).
     """
-    given = {encode(each.get("questionId")): each for each in answers if isinstance(each, dict)}
-    named = {encode(question["id"]) for question in questions}
-    if len(given) != len(answers) or given.keys() != named:
+    kept = partly_answered(questions, answers)
+    if len(kept) != len(questions):
         raise _invalid("answer every question once")
-    kept = [_kept(question, given[encode(question["id"])]) for question in questions]
     values = [next(answer[form] for form in _FORMS if form in answer) for answer in kept]
     return (values[0] if len(values) == 1 else values), kept
+
+
+def partly_answered(questions: list[Json], answers: list[Json]) -> list[Json]:
+    """The answers to some of the questions as they are kept, in the order of the questions. Raises InvalidRequest."""
+    given = {encode(each.get("questionId")): each for each in answers if isinstance(each, dict)}
+    named = {encode(question["id"]): question for question in questions}
+    if len(given) != len(answers) or not given.keys() <= named.keys():
+        raise _invalid("answer every question once")
+    return [_kept(question, given[name]) for name, question in named.items() if name in given]
 
 
 def _kept(question: Json, answer: Json) -> Json:

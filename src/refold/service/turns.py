@@ -14,12 +14,14 @@ import msgspec
 from refold.canonical import decode
 from refold.engine.activation import cancel_idle, close_activation
 from refold.engine.clock import Clock
+from refold.engine.desk import retire_requests, settle
 from refold.engine.supervisor import Supervisor
 from refold.errors import CommandRejected, NotFound, NotInterrupted
 from refold.flowir.lifecycle import TERMINAL, Verb
-from refold.records import RunRecord, RunStatus, SessionRecord, TaskRecord
+from refold.records import RequestStatus, RunRecord, RunStatus, SessionRecord, TaskRecord
 from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger, later
+from refold.service.requests import Requests, find_request, partly_answered
 from refold.service.runs import Runs, find_run
 from refold.service.sessions import Sessions, find_session
 from refold.service.tasks import Kick, Tasks
@@ -47,6 +49,7 @@ class Turns:
         tasks: Tasks,
         runs: Runs,
         sessions: Sessions,
+        requests: Requests,
         ledger: Ledger,
     ) -> None:
         self._store = store
@@ -56,6 +59,7 @@ class Turns:
         self._tasks = tasks
         self._runs = runs
         self._sessions = sessions
+        self._requests = requests
         self._ledger = ledger
 
     async def start(
@@ -111,6 +115,32 @@ class Turns:
 
         name = "turn/interrupt" if verb is Verb.INTERRUPT else "turn/cancel"
         return (await self._apply(command_id, name, params, effect, changes))["turn_id"]
+
+    async def interrupt_input(
+        self, command_id: str, params: Json, *, session_id: str, request_id: str, answers: list[Json]
+    ) -> None:
+        """Takes a question back and leaves its Run resumable, all in one commit: a resume asks anew.
+
+        `answers` are those that the person had given; they are shown, and nobody goes on from them. Raises NotFound,
+        InvalidRequest, Conflict with the settlement if it is settled already.
+        """
+        changes = _Changes()
+
+        def effect(tx: Tx) -> Json:
+            session, request, at = find_session(tx, session_id), find_request(tx, request_id), self._clock.now_ms()
+            if request.status != RequestStatus.OPEN:
+                raise self._requests.lost(tx, request)
+            run = tx.get(RunRecord, request.run)
+            assert run is not None, "a request is made with its Run, and goes with it"
+            kept = partly_answered(decode(request.questions_json), answers)
+            said = {"decision": "interrupted", "answers": kept, "by": "user", "command_id": command_id}
+            settle(tx, request, RequestStatus.VOIDED, said, at, command_id=command_id, answers=kept)
+            retire_requests(tx, run, at, {request_id})
+            if session.active_run == run.n:
+                self._end(tx, session, Verb.INTERRUPT, "interrupted", changes)
+            return {}
+
+        await self._apply(command_id, "userInput/interrupt", params, effect, changes)
 
     async def unqueue(self, command_id: str, params: Json, *, session_id: str, turn_id: str) -> None:
         """Takes a queued turn back. Raises NotFound, CommandRejected `not_queued` for any other."""
