@@ -16,7 +16,7 @@ from boundary_kit import Author, Counting, folded, told
 from hypothesis import given
 from hypothesis import strategies as st
 from muse_code import SessionFold
-from service_kit import Crew, House, Json, Line, Refused, cursor_of, everything, flow, path, step, uuid7
+from service_kit import Crew, House, Json, Line, Refused, cursor_of, everything, faults, flow, path, step, uuid7
 
 from refold import view
 from refold.canonical import canonical, encode
@@ -518,3 +518,50 @@ async def test_a_page_after_the_boundary_needs_one(app: App, crew: Crew) -> None
         answer = await line.call("view/page", sessionId=session, limit=1000, anchor="latestCompaction")
         at = [cursor_of(frame) for frame in page].index(answer["resolvedAnchor"]["boundaryCursor"])
         assert answer["events"] == page[at + 1 :]
+
+
+@pytest.mark.anyio
+async def test_what_a_boundary_does_not_change_is_not_written_again(
+    house: House, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Session that runs for a day has thousands of segments, and each compaction changes the last few."""
+    monkeypatch.setattr(boundaries, "SEGMENT", 4)
+    put, written = boundaries._put_segment, list[int]()
+    monkeypatch.setattr(boundaries, "_put_segment", lambda tx, items: (written.append(len(items)), put(tx, items))[1])
+    app = await house.open(view=ViewSettings(compact_events=30))
+    await app.blueprints.add(TALK)
+    async with Line(app) as line:
+        session = await line.start("talk")
+        for n in range(40):
+            await talk(line, session, str(n))
+            await compacted(app)
+        served = await line.resume(session, history="anchored")
+        page = await line.page(session)
+    found = await compactions(app, session)
+    items = len(folded(page).items)
+    assert len(found) > 3
+    assert len(written) < items / 4 + 3 * len(found), "each segment once, and the last ones of each boundary"
+    anchored = served["history"]["snapshot"]
+    at = next(n for n, frame in enumerate(page, 1) if cursor_of(frame) == anchored["viewCursor"])
+    assert anchored["state"]["items"] == list(folded(page[:at]).items.values())
+    assert await faults(app) == []
+
+
+@pytest.mark.anyio
+async def test_states_are_kept_up_to_a_weight(house: House, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that nobody watches are folded to be compacted: a hundred long ones must not stay in memory for that."""
+    monkeypatch.setattr("refold.session.log.KEPT_BYTES", 1)
+    app = await house.open(view=ViewSettings(compact_events=30))
+    await app.blueprints.add(TALK)
+    async with Line(app) as line:
+        sessions = [await line.start("talk") for _ in range(3)]
+        for n in range(8):
+            for session in sessions:
+                await talk(line, session, str(n))
+                await compacted(app)
+        assert all([await compactions(app, session) for session in sessions])
+        assert len(app.sessions._log._states) == 1
+        for session in sessions:
+            page = await line.page(session)
+            bookmark = await app.sessions.bookmark(session)
+            assert bookmark["foldDigest"] == view.fold_digest(folded(page))

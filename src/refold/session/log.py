@@ -44,6 +44,10 @@ KEPT_STATES: Final = 64
 """Folded states that are kept between reads, newest use last. A state is only a cache of what the log says."""
 
 
+KEPT_BYTES: Final = 128 * 1024 * 1024
+"""What they may weigh together, as JSON, when last weighed: long Sessions are not kept by tens."""
+
+
 class Written(NamedTuple):
     """The segments of a boundary that this process made, by name, and the items that they hold."""
 
@@ -186,9 +190,12 @@ class SessionLog:
         self._states.pop(session.n, None)  # also the caches' order: newest use last
         state, position = kept or (self._start(reader, self, session) if begin is None else begin())
         self._states[session.n] = (state, self._caught_up(reader, session, state, position))
-        while len(self._states) > KEPT_STATES:
-            del self._states[next(iter(self._states))]
+        while len(self._states) > 1 and (len(self._states) > KEPT_STATES or self._weight() > KEPT_BYTES):
+            self.forget(next(iter(self._states)))
         return state
+
+    def _weight(self) -> int:
+        return sum(state.tally.weight for state, _ in self._states.values())
 
     def keeps(self, reader: Reader, session: SessionRecord) -> bool:
         """Whether `state` would go on from what it has, instead of beginning at a boundary."""

@@ -67,6 +67,11 @@ class Tally:
         brackets_and_commas = 2 + max(0, len(self._leaves) - 1)
         return Totals(self._sum, self._size + brackets_and_commas, self._elided + brackets_and_commas)
 
+    @property
+    def weight(self) -> int:
+        """The bytes of all items as `totals` found them last."""
+        return self._size
+
     def copy(self) -> Tally:
         """Returns a tally that goes its own way from here."""
         twin = Tally()
