@@ -103,20 +103,20 @@ def _passes_are_what_passed(reader: Reader) -> Iterator[str]:
 
 def _attempts_are_shown(reader: Reader) -> Iterator[str]:
     """Law 3: no attempt without the record that opens its item, no Pass without the one that closes it."""
-    floors = {session.n: session.floor for session in reader.find(SessionRecord)}
-    for run in reader.find(RunRecord):
-        log = reader.log(run.session, 0)
+    for session in reader.find(SessionRecord):
+        log = reader.log(session.n, 0)  # once, however many Runs it tells of
         opened = {row.seq: row.item_id for row in log if row.type in _OPENINGS}
         closed = {row.origin for row in log if row.type == LogType.STEP_COMPLETED}
-        for attempt in reader.find(AttemptRow, run=run.n):
-            if attempt.opened < floors.get(run.session, 0):
-                continue  # retention takes records away, never attempts
-            if opened.get(attempt.opened) != attempt.step_id:
-                yield f"{run.run_id}: attempt {attempt.ordinal} is opened by no record"
-            if attempt.status == AttemptStatus.PASSED and attempt.opened not in closed:
-                yield f"{run.run_id}: attempt {attempt.ordinal} passed, and its item is open"
-            if attempt.ended_at is None and attempt.opened in closed:
-                yield f"{run.run_id}: attempt {attempt.ordinal} is open, and its item is closed"
+        for run in reader.find(RunRecord, session=session.n):
+            for attempt in reader.find(AttemptRow, run=run.n):
+                if attempt.opened < session.floor:
+                    continue  # retention takes records away, never attempts
+                if opened.get(attempt.opened) != attempt.step_id:
+                    yield f"{run.run_id}: attempt {attempt.ordinal} is opened by no record"
+                if attempt.status == AttemptStatus.PASSED and attempt.opened not in closed:
+                    yield f"{run.run_id}: attempt {attempt.ordinal} passed, and its item is open"
+                if attempt.ended_at is None and attempt.opened in closed:
+                    yield f"{run.run_id}: attempt {attempt.ordinal} is open, and its item is closed"
 
 
 def _requests_end_with_their_run(reader: Reader) -> Iterator[str]:
