@@ -75,3 +75,15 @@ def test_the_digest_stands():
         "1958101b2e62d977911c9412fa6729865311f38ea2d3f556e25a57d482ddf068"
         ".63e1e357b76ce1909f10b492a8cc360c0a04adf8b23ce17a7fd1d29c37da2438"
     )
+
+
+@given(logs())
+def test_the_weight_is_that_of_all_items_when_they_were_weighed_last(log):
+    state = ViewState()
+    weighed = 0
+    for frame in log.frames():
+        apply(state, frame)
+        assert state.tally.weight == weighed
+        fold_digest(state)
+        weighed = sum(len(canonical(each)) for each in state.items.values())
+        assert state.tally.weight == weighed
