@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from service_kit import Crew, House, Line, Refused, cursor_of, ended, everything, launch, uuid7
-from view_kit import ACTS, MANY, RICH, UNCOMPACTED, fold, grown, log_rows
+from view_kit import RICH, UNCOMPACTED, fold, grown, log_rows, rich_app
 
 from refold import view
 from refold.errors import CommitFailed
@@ -24,12 +24,8 @@ MARKERS = 650
 
 
 @pytest.fixture
-async def app(house: House, crew: Crew) -> AsyncIterator[App]:
-    app = await house.open(view=UNCOMPACTED)
-    crew.acts |= ACTS
-    await app.blueprints.add(RICH)
-    await app.blueprints.add(MANY)
-    yield app
+async def app(house: House, crew: Crew) -> App:
+    return await rich_app(house, crew)
 
 
 async def mark_loads(app: App, session: str, times: int) -> None:

@@ -18,7 +18,7 @@ from service_kit import (
     cursor_of,
     uuid7,
 )
-from view_kit import ACTS, MANY, RICH, UNCOMPACTED, fold, grown, log_rows
+from view_kit import fold, grown, log_rows, rich_app
 
 from refold import view
 from refold.canonical import canonical
@@ -33,12 +33,8 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def app(house: House, crew: Crew) -> AsyncIterator[App]:
-    app = await house.open(view=UNCOMPACTED)
-    crew.acts |= ACTS
-    await app.blueprints.add(RICH)
-    await app.blueprints.add(MANY)
-    yield app
+async def app(house: House, crew: Crew) -> App:
+    return await rich_app(house, crew)
 
 
 # -- one history ------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service_kit import Frame, Line, flow, lit, path, seq, step
+from service_kit import Crew, Frame, House, Line, flow, lit, path, seq, step
 
 from refold import view
 from refold.engine.agents import Assignment, Report
@@ -36,6 +36,15 @@ def long_text(work: Assignment) -> Report:
 
 ACTS = {"big": long_text, "shy": lambda work: Report(Failed("shy"))}
 """What the agents of RICH do."""
+
+
+async def rich_app(house: House, crew: Crew) -> App:
+    """An App that has those Blueprints, and agents for them."""
+    app = await house.open(view=UNCOMPACTED)
+    crew.acts |= ACTS
+    await app.blueprints.add(RICH)
+    await app.blueprints.add(MANY)
+    return app
 
 
 async def grown(line: Line, turns: int = 2, model: str = "rich") -> str:

@@ -71,7 +71,7 @@ def spare_collector() -> None:
     """Has the collector look rarely, and never at what is loaded. For a process of one's own: it is a setting of all.
 
     Runs make thousands of objects a second and hardly a cycle among them. At the default of 700 new objects a look, a
-    sixth of the time of many Runs goes into looking at the others' state.
+    good part of the time of many Runs goes into looking at the others' state (`scripts/bench steps`).
     """
     gc.collect()
     gc.freeze()

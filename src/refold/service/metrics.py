@@ -1,8 +1,8 @@
 """What a scrape sees: counters that grow with every commit, and how things stand at the moment of asking.
 
-The hot path counts in plain numbers, which a scrape collects: an instrument with a lock of its own costs a commit more
-than its rows. Labels are words from closed lists, never ids: a metric
-with a label per Run grows for ever. Each App has a registry of its own, so that two in one process do not mix.
+The hot path counts in plain numbers, which a scrape collects: it pays for no lock and no label. Labels are
+words from closed lists, never ids: a metric with a label per Run grows for ever. Each App has a registry of its own, so
+that two in one process do not mix.
 
 Not here: how a scrape is answered (`server.api.about`).
 """
