@@ -186,6 +186,14 @@ class TaskRecord(Row, frozen=True, kw_only=True):
     """The folders that the launch named: every Run of the Task hands them to its agents."""
 
 
+class Head(NamedTuple):
+    """Where a Session's log ends: the seq and the hash of its last row, and when the Session last changed."""
+
+    seq: int
+    chain: bytes
+    updated_at: int
+
+
 class SessionRecord(Row, frozen=True, kw_only=True):
     """The head of one Session log. `seq` and `chain` are those of its last row (0 and `genesis` when it is empty).
 
@@ -211,6 +219,11 @@ class SessionRecord(Row, frozen=True, kw_only=True):
     name: str | None
     created_at: int
     updated_at: int
+
+    @property
+    def head(self) -> Head:
+        """Where its log ends."""
+        return Head(self.seq, self.chain, self.updated_at)
 
 
 class RunRecord(Row, frozen=True, kw_only=True):

@@ -170,12 +170,12 @@ class Door:
         self.gate.set()
         self.at_gate = 0
 
-    async def commit(self, step: StepCommit) -> tuple[int, ...]:
+    async def commit(self, step: StepCommit, also: Any = None) -> tuple[int, ...]:
         self.at_gate += 1
         await self.gate.wait()
         self.at_gate -= 1
         self._check()
-        seqs = await self.inner.commit(step)
+        seqs = await self.inner.commit(step, also)
         self.steps.append(step)
         return seqs
 

@@ -51,10 +51,10 @@ async def test_steps_are_counted_by_outcome_once_they_are_durable(door: Door) ->
 async def test_a_step_whose_commit_failed_is_not_counted(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     inner, refusals = door.app.store._store, iter([CommitFailed("disk full")])
 
-    async def commit(step_commit: object) -> object:
+    async def commit(step_commit: object, also: object = None) -> object:
         if step_commit.ends and (error := next(refusals, None)):
             raise error
-        return await type(inner).commit(inner, step_commit)
+        return await type(inner).commit(inner, step_commit, also)
 
     monkeypatch.setattr(inner, "commit", commit)
     came = await door.launch(step("echo"))

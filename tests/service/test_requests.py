@@ -507,11 +507,11 @@ async def test_a_question_cannot_expire_before_it_is_on_record(app: App, crew: C
     """Its time is over while its commit is under way: there is nothing yet that could be settled."""
     commit = app.store.commit
 
-    async def slow(step: Any) -> Any:
+    async def slow(step: Any, also: Any = None) -> Any:
         until = time.monotonic() + 0.02
         while time.monotonic() < until:
             await asyncio.sleep(0)
-        return await commit(step)
+        return await commit(step, also)
 
     app.store.commit = slow
     run = await launch(app, flow(approve(expires_secs=0.001, on_deny="continue")))

@@ -167,9 +167,9 @@ async def test_a_run_whose_answer_is_there_never_says_that_it_waits_for_it(house
     app = await house.reboot(app)
     commit, said = app.store.commit, []
 
-    async def watched(step: StepCommit) -> tuple[int, ...]:
+    async def watched(step: StepCommit, also: Any = None) -> tuple[int, ...]:
         said.append(step.waiting_on)
-        return await commit(step)
+        return await commit(step, also)
 
     app.store.commit = watched
     await app.runs.resume(run.run_id)

@@ -269,7 +269,7 @@ async def test_a_run_whose_commit_failed_is_interrupted_and_loses_nothing(house:
     run = await launch(app, CHAIN)
     await crew.begun("b")
 
-    async def full(step: StepCommit) -> tuple[int, ...]:
+    async def full(step: StepCommit, also: Any = None) -> tuple[int, ...]:
         del app.store.commit  # the next one gets through
         raise CommitFailed("the disk is full")
 
@@ -345,12 +345,12 @@ async def test_a_lane_that_loses_before_its_step_began_gives_the_slot_back(house
     crew.acts |= {"one": act, "two": act}
     commit = app.store.commit
 
-    async def slow(step: StepCommit) -> tuple[int, ...]:
+    async def slow(step: StepCommit, also: Any = None) -> tuple[int, ...]:
         if any(opened.attempt.step_ref == "two" and opened.attempt.lane_json == "[[0,1]]" for opened in step.opens):
             win.set()
             for _ in range(10):  # time for lane 0 to report
                 await asyncio.sleep(0)
-        return await commit(step)
+        return await commit(step, also)
 
     app.store.commit = slow
     race = {

@@ -208,8 +208,8 @@ async def test_a_snapshot_and_what_follows_it_is_the_fold_from_genesis(app: App,
     snapshots: list[Json] = []
     commit = app.store.commit
 
-    async def watched(step: Any) -> Any:
-        seqs = await commit(step)
+    async def watched(step: Any, also: Any = None) -> Any:
+        seqs = await commit(step, also)
         served, _ = await app.sessions.snapshot(session)
         snapshots.append(served.history["snapshot"])
         return seqs

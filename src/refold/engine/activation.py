@@ -86,7 +86,16 @@ def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: in
     Raises SessionBusy if another activation holds the Session, Conflict if the table has no such step.
     """
     status, session = next_status(run.status, verb), require_idle(tx, run)
-    (row,) = append_log(tx, session.n, [_turn_record(tx, run, verb, opening, at)])
+    (row,) = append_log(
+        tx,
+        session.n,
+        [_turn_record(tx, run, verb, opening, at)],
+        head=session.head,
+        active_run=run.n,
+        active_turn=opening.turn_id,
+        held=False,
+        launched=session.launched + (verb is Verb.LAUNCH),
+    )
     running = msgspec.structs.replace(
         run,
         status=status,
@@ -122,14 +131,6 @@ def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: in
             result_json=None,
             closed_at=None,
         )
-    )
-    tx.update(
-        SessionRecord,
-        (session.n,),
-        active_run=run.n,
-        active_turn=opening.turn_id,
-        held=False,
-        launched=session.launched + (verb is Verb.LAUNCH),
     )
     tx.update(TaskRecord, (run.task,), status=status, updated_at=at)
     return running
@@ -184,14 +185,23 @@ def close_activation(
         raise Fenced(f"run {run.run_id} is no longer in activation {run.activation}", run_id=run.run_id)
     status = next_status(now.status, verb)
     goes_on = verb in LAUNCHES_NEXT if go_on is None else go_on
-    session = session_of(tx, now)
     result_json = encode(result)
     splice = None if outputs is None else outputs.splice(result, result_json)
     stored = put_json(tx, result_json, now.n, splice)  # first: the answer that the record names may be the same text
     records, children = _end_attempts(tx, now, at)
     if verb is not Verb.INTERRUPT:  # a request outlives a crash, and is asked again under the same id
         retire_requests(tx, now, at)
-    rows = append_log(tx, session.n, [*records, _closing(tx, now, status, result, reason, children, at)])
+    session = session_of(tx, now)  # last: a request that is retired appends
+    rows = append_log(
+        tx,
+        session.n,
+        [*records, _closing(tx, now, status, result, reason, children, at)],
+        head=session.head,
+        active_run=None,
+        active_turn=None,
+        held=not goes_on,
+        turns=session.turns + 1,
+    )
     closed = msgspec.structs.replace(
         now,
         status=status,
@@ -203,14 +213,6 @@ def close_activation(
     _write_run(tx, now, closed)
     tx.update(ActivationRow, (now.n, now.activation), status=status, closed=rows[-1].seq, closed_at=at)
     tx.update(TaskRecord, (now.task,), status=status, updated_at=at)
-    tx.update(
-        SessionRecord,
-        (session.n,),
-        active_run=None,
-        active_turn=None,
-        held=not goes_on,
-        turns=session.turns + 1,
-    )
     return queue.launch_next(tx, session.n, at) if goes_on else None
 
 

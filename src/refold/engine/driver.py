@@ -54,8 +54,7 @@ from refold.flowir.answers import outcome_of
 from refold.flowir.snapshots import dispatch_ctx
 from refold.flowir.verdicts import violation
 from refold.records import AttemptRow, AttemptStatus, RequestRow, RunRecord
-from refold.store import StepCommit, Store, Tx
-from refold.store.base import apply_step
+from refold.store import StepCommit, Store
 
 Json = Any
 
@@ -92,7 +91,11 @@ class Work(msgspec.Struct, kw_only=True):
 
 
 class Driver:
-    """Carries one activation. `drive` returns its result, or raises Fenced, CommitFailed or what a bug raised."""
+    """Carries one activation. `drive` returns its result, or raises Fenced, CommitFailed or what a bug raised.
+
+    What the last turn brought is not written then, but left to the commit that closes the Run: `take_last` hands it
+    over.
+    """
 
     def __init__(
         self,
@@ -137,15 +140,21 @@ class Driver:
                 while self._machine.paused:  # long pure work: others get their turn, outcomes keep waiting
                     await asyncio.sleep(0)
                     self._obey(self._machine.proceed())
+                if self._machine.result is not None and not self._leaving:
+                    return self._machine.result
                 self._grant()
                 await self._write()
                 self._questions.arm()
-                if self._machine.result is not None:
+                if self._machine.result is not None:  # what lost takes its time to go; what won is on record before
                     return self._machine.result
                 for ticket, report in await self._reports():
                     self._heed(ticket, report)
         finally:
             await self._stop_all()
+
+    def take_last(self) -> StepCommit | None:
+        """What the last turn brought, for the commit that closes the Run; None if all is written."""
+        return None if self._scribe.is_empty else self._scribe.take(None)[0]
 
     # -- deciding -----------------------------------------------------------------------------------------------------
 
@@ -312,13 +321,7 @@ class Driver:
         """The step's commit; together with the end of what lanes that have lost were asking, if there is such."""
         if not dropped:
             return await self._store.commit(step)
-
-        def write(tx: Tx) -> tuple[int, ...]:
-            seqs = apply_step(tx, step)
-            retire_requests(tx, self._run, step.at, dropped)
-            return seqs
-
-        return await self._store.write(write)
+        return await self._store.commit(step, lambda tx: retire_requests(tx, self._run, step.at, dropped))
 
     async def _reports(self) -> list[tuple[int, Message]]:
         """Waits for one message and takes all that are there, so that lanes which end together share a commit."""

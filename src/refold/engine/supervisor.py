@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import traceback
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -27,7 +27,7 @@ from refold.flowir import Done, ReplayCursor, live_rows, uncut
 from refold.flowir.lifecycle import Verb
 from refold.flowir.outputs import Outputs
 from refold.records import AttemptRow, CutRow, DecisionRow, ReplayRow, RequestRow, RunRecord
-from refold.store import Reader, Store, Tx, verify_replay
+from refold.store import Reader, StepCommit, Store, Tx, verify_replay
 
 Json = Any
 log = structlog.get_logger("refold.engine")
@@ -35,6 +35,16 @@ log = structlog.get_logger("refold.engine")
 FIRST_PAUSE_SECS: Final = 0.05
 LAST_PAUSE_SECS: Final = 30.0
 """Between two tries to write the end of a fallen driver: until then its Run says `running` and cannot be resumed."""
+
+
+class Ending(NamedTuple):
+    """How a drive ends: as what, with which final ctx or error, and what of its last step is still to be written."""
+
+    verb: Verb
+    result: Json
+    outputs: Outputs | None = None
+    """Those that a final ctx may name."""
+    last: StepCommit | None = None
 
 
 class Supervisor:
@@ -101,20 +111,27 @@ class Supervisor:
             self.drive(after)
 
     async def _carry(self, run: RunRecord) -> RunRecord | None:
-        verb, value, outputs = await self._result(run)
+        """Drives the Run to its end and closes it, in one commit with its last step; the Run that is next, if any."""
+        ending, after = await self._ending(run), None
         at = self._clock.now_ms()
-        return await self._store.write(
-            lambda tx: close_activation(tx, run, verb, self.queue, at=at, result=value, outputs=outputs)
-        )
 
-    async def _result(self, run: RunRecord) -> tuple[Verb, Json, Outputs | None]:
-        """How the flow ends, or that the time it had is over: then its work is stopped wherever it is.
+        def close(tx: Tx) -> None:
+            nonlocal after
+            after = close_activation(
+                tx, run, ending.verb, self.queue, at=at, result=ending.result, outputs=ending.outputs
+            )
 
-        With a final ctx, the outputs that it may name.
-        """
+        if ending.last is None:
+            await self._store.write(close)
+        else:
+            await self._store.commit(ending.last, close)
+        return after
+
+    async def _ending(self, run: RunRecord) -> Ending:
+        """How the flow ends, or that the time it had is over: then its work is stopped wherever it is."""
         launch = snapshot(run)
         left = self._secs_left(run, launch)
-        over = Verb.FAIL, {"error": f"its ttl of {launch.get('ttl_secs')} s is over", "kind": "ttl_exceeded"}, None
+        over = Ending(Verb.FAIL, {"error": f"its ttl of {launch.get('ttl_secs')} s is over", "kind": "ttl_exceeded"})
         if left is not None and left <= 0:
             return over  # no step begins that could only be cut off
         limit = asyncio.timeout(left)
@@ -126,9 +143,10 @@ class Supervisor:
             if not limit.expired():
                 raise
             return over
+        last = driver.take_last()
         if isinstance(result, Done):
-            return Verb.FINISH, result.ctx, driver.outputs
-        return Verb.FAIL, {"error": result.text}, None
+            return Ending(Verb.FINISH, result.ctx, driver.outputs, last)
+        return Ending(Verb.FAIL, {"error": result.text}, None, last)
 
     def _secs_left(self, run: RunRecord, launch: Json) -> float | None:
         """Of the time that the Run may take, from its launch or last rerun-from on, what is left; None without a limit.

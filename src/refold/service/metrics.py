@@ -125,9 +125,9 @@ class MeteredStore:
         self.on_commit = store.on_commit
         self.close = store.close
 
-    async def commit(self, step: StepCommit) -> tuple[int, ...]:
+    async def commit(self, step: StepCommit, also: Callable[[Any], object] | None = None) -> tuple[int, ...]:
         """As the inner store's; the attempts that end in it are counted once they are durable."""
-        seqs = await self._timed(self._store.commit(step))
+        seqs = await self._timed(self._store.commit(step, also))
         for end in step.ends:
             if end.ordinal is not None:
                 self._metrics.steps[end.status] += 1

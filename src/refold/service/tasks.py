@@ -115,7 +115,8 @@ class Tasks:
         def effect(tx: Tx) -> Kicked:
             whole, resolved = prepared()
             task, session = self.create(tx, whole, resolved)
-            return self.kick(tx, task, session, resolved, Kick(opening=opening, ttl_secs=new.ttl_secs), mode)
+            kick = Kick(opening=opening, ttl_secs=new.ttl_secs, ahead=True)  # a new Session has nothing that waits
+            return self.kick(tx, task, session, resolved, kick, mode)
 
         return await self._kick_once(command, effect)
 
@@ -261,6 +262,8 @@ class Tasks:
         queue, launched = self._supervisor.queue, None
         if session.active_run is None:
             launched = queue.launch(tx, run, at) if kick.ahead else queue.launch_next(tx, session.n, at)
+        if launched is not None and launched.n == run.n:
+            return Kicked(run=launched, launched=launched)
         now = tx.get(RunRecord, run.n)
         assert now is not None, "inserted above"
         return Kicked(run=now, launched=launched)

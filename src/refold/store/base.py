@@ -29,6 +29,7 @@ from refold.records import (
     CommandRow,
     CutRow,
     DecisionRow,
+    Head,
     LogRecord,
     LogRow,
     MetaRow,
@@ -159,6 +160,10 @@ class Reader(Protocol):
         """How many rows `find` would return."""
         ...
 
+    def head(self, session: int) -> Head | None:
+        """Where the log of a Session ends: what each step asks, without reading the rest of its row."""
+        ...
+
     def log(self, session: int, after: int, limit: int | None = None) -> list[LogRow]:
         """The log rows with seq > `after`, ascending."""
         ...
@@ -200,8 +205,8 @@ class Tx(Reader, Protocol):
 class Store(Protocol):
     """One durable place for everything. Used from one event loop; see the module docstring for its three verbs."""
 
-    async def commit(self, step: StepCommit) -> tuple[int, ...]:
-        """Applies `step`; the seqs of the records in `step.opens`.
+    async def commit(self, step: StepCommit, also: Callable[[Tx], object] | None = None) -> tuple[int, ...]:
+        """Applies `step`, and runs `also` in the same transaction after it; the seqs of the records in `step.opens`.
 
         Raises Fenced, StoreError: nothing of it was written. Raises CommitFailed: nothing of it was written, but for an
         I/O error, after which the next start finds all of it or nothing.
@@ -225,8 +230,8 @@ class Store(Protocol):
         ...
 
 
-def apply_step(tx: Tx, step: StepCommit) -> tuple[int, ...]:
-    """The meaning of a StepCommit, for every back end."""
+def apply_step(tx: Tx, step: StepCommit, also: Callable[[Tx], object] | None = None) -> tuple[int, ...]:
+    """The meaning of `Store.commit`, for every back end."""
     owned = tx.update(
         RunRecord,
         (step.run,),
@@ -259,24 +264,34 @@ def apply_step(tx: Tx, step: StepCommit) -> tuple[int, ...]:
         tx.insert(msgspec.structs.replace(question.request, opened=seq))
     for request in step.consumed:
         tx.update(RequestRow, (request,), consumed=True)
+    if also is not None:
+        also(tx)
     return opened_seqs
 
 
-def append_log(tx: Tx, session: int, records: Iterable[LogRecord]) -> list[LogRow]:
-    """Appends to a Session's log under its row: insert order is commit order, seqs are dense, the chain goes on."""
-    head = tx.get(SessionRecord, session)
+def append_log(
+    tx: Tx, session: int, records: Iterable[LogRecord], *, head: Head | None = None, **changes: Any
+) -> list[LogRow]:
+    """Appends to a Session's log under its row: insert order is commit order, seqs are dense, the chain goes on.
+
+    `head` is where the log ends, from callers that have just read it; `changes` of the Session's other members are
+    written with its new end.
+    """
+    head = head or tx.head(session)
     if head is None:
         raise StoreDamaged(f"no session row {session} to append to", session=session)
-    seq, chain, at = head.seq, head.chain, head.updated_at
+    seq, chain, updated_at = head
     rows: list[LogRow] = []
     for record in records:
         seq += 1
         row = seal_log(session, seq, chain, record)
         tx.insert(row)
         rows.append(row)
-        chain, at = row.hash, record.at
+        chain, updated_at = row.hash, record.at
     if rows:
-        tx.update(SessionRecord, (session,), seq=seq, chain=chain, updated_at=at)
+        changes = {"seq": seq, "chain": chain, "updated_at": updated_at, **changes}
+    if changes:
+        tx.update(SessionRecord, (session,), **changes)
     return rows
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from refold.errors import StoreError
-from refold.records import LogRow, Row, SessionRecord
+from refold.records import Head, LogRow, Row, SessionRecord
 from refold.store.base import TABLES, StepCommit, Tx, apply_step
 
 R = TypeVar("R", bound=Row)
@@ -39,8 +39,8 @@ class MemoryStore:
         self.tables = tables or Tables()
         self._wake: Callable[[Mapping[int, int]], None] = lambda heads: None
 
-    async def commit(self, step: StepCommit) -> tuple[int, ...]:
-        return await self.write(lambda tx: apply_step(tx, step))
+    async def commit(self, step: StepCommit, also: Callable[[Tx], object] | None = None) -> tuple[int, ...]:
+        return await self.write(lambda tx: apply_step(tx, step, also))
 
     async def write(self, fn: Callable[[Tx], T]) -> T:
         tx = _MemoryTx(self.tables)
@@ -102,6 +102,10 @@ class _MemoryTx:
 
     def count(self, kind: type[Row], **equals: Any) -> int:
         return len(self.find(kind, **equals))
+
+    def head(self, session: int) -> Head | None:
+        owner = self.get(SessionRecord, session)
+        return None if owner is None else owner.head
 
     def log(self, session: int, after: int, limit: int | None = None) -> list[LogRow]:
         return list(itertools.islice(self._log(session, range(after + 1, self._head(session) + 1)), limit))

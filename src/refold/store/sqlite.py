@@ -27,7 +27,7 @@ import apsw
 import msgspec
 
 from refold.errors import CommitFailed, StoreDamaged, StoreError, StoreHeld, StoreRefused
-from refold.records import LogRow, Row
+from refold.records import Head, LogRow, Row, SessionRecord
 from refold.store.base import TABLES, StepCommit, Tx, apply_step
 from refold.store.schema import check_identity, migrate
 
@@ -113,8 +113,8 @@ class SqliteStore:
         except apsw.Error as error:
             return [f"{path}: {error}"]
 
-    async def commit(self, step: StepCommit) -> tuple[int, ...]:
-        return await self._enqueue(lambda tx: apply_step(tx, step), inline=True)
+    async def commit(self, step: StepCommit, also: Callable[[Tx], object] | None = None) -> tuple[int, ...]:
+        return await self._enqueue(lambda tx: apply_step(tx, step, also), inline=True)
 
     async def write(self, fn: Callable[[Tx], T]) -> T:
         return await self._enqueue(fn)
@@ -241,6 +241,7 @@ class _SqliteTx:
 
     def __init__(self, connection: apsw.Connection) -> None:
         self.connection = connection
+        self._execute = connection.cursor().execute  # one for all: what is read is fetched whole before the next
         self.heads: dict[int, int] = {}
         self._sql: dict[Any, str] = {}
 
@@ -282,7 +283,14 @@ class _SqliteTx:
 
     def count(self, kind: type[Row], **equals: Any) -> int:
         where = f" WHERE {' AND '.join(f'{name} IS ?' for name in equals)}" if equals else ""
-        return self.connection.execute(f"SELECT count(*) FROM {TABLES[kind].name}{where}", tuple(equals.values())).get
+        return self._execute(f"SELECT count(*) FROM {TABLES[kind].name}{where}", tuple(equals.values())).get
+
+    def head(self, session: int) -> Head | None:
+        try:
+            found = self._execute("SELECT seq, chain, updated_at FROM session WHERE n=?", (session,)).fetchall()
+            return msgspec.convert(found[0], Head) if found else None
+        except msgspec.ValidationError as error:
+            raise _changed(SessionRecord, error) from error
 
     def log(self, session: int, after: int, limit: int | None = None) -> list[LogRow]:
         sql = f"SELECT {_columns(LogRow)} FROM log WHERE session=? AND seq>? ORDER BY seq LIMIT ?"
@@ -295,7 +303,7 @@ class _SqliteTx:
     def log_bytes(self, session: int, after: int) -> int:
         # octet_length reads the header of a row only: a body in overflow pages is measured without being fetched.
         sql = "SELECT coalesce(sum(octet_length(body_json)), 0) FROM log WHERE session=? AND seq>?"
-        return self.connection.execute(sql, (session, after)).get
+        return self._execute(sql, (session, after)).get
 
     def insert(self, row: R) -> R:
         kind = type(row)
@@ -331,18 +339,18 @@ class _SqliteTx:
 
     def delete(self, kind: type[Row], **equals: Any) -> int:
         where = " AND ".join(f"{name} IS ?" for name in equals)
-        self.connection.execute(f"DELETE FROM {TABLES[kind].name} WHERE {where}", tuple(equals.values()))
+        self._execute(f"DELETE FROM {TABLES[kind].name} WHERE {where}", tuple(equals.values()))
         return self.connection.changes()
 
     def _select(self, kind: type[R], sql: str, values: Sequence[Any]) -> list[R]:
         try:
-            return [_row(kind, found) for found in self.connection.execute(sql, values)]
+            return [_row(kind, found) for found in self._execute(sql, values).fetchall()]
         except (UnicodeDecodeError, msgspec.ValidationError) as error:
-            raise StoreDamaged(f"a {TABLES[kind].name} row is not what was stored: {error}") from error
+            raise _changed(kind, error) from error
 
     def _change(self, kind: type[Row], sql: str, values: Sequence[Any]) -> None:
         try:
-            self.connection.execute(sql, values)
+            self._execute(sql, values)
         except apsw.ConstraintError as error:
             raise StoreError(f"a {TABLES[kind].name} row cannot be stored: {error}") from error
 
@@ -352,6 +360,10 @@ class _SqliteTx:
             marks = ",".join("?" * len(kind.__struct_fields__))
             sql = self._sql[kind, "insert"] = f"INSERT INTO {TABLES[kind].name} ({_columns(kind)}) VALUES ({marks})"
         return sql
+
+
+def _changed(kind: type[Row], error: Exception) -> StoreDamaged:
+    return StoreDamaged(f"a {TABLES[kind].name} row is not what was stored: {error}")
 
 
 def _columns(kind: type[Row]) -> str:
