@@ -64,12 +64,12 @@ def arrived(n: int) -> None:
 Work = Callable[[Path, int], Figures | Coroutine[Any, Any, Figures]]
 
 
-def main(works: dict[str, Work]) -> None:
+def main(works: dict[str, Work], run: Callable[[Coroutine[Any, Any, Figures]], Figures] = asyncio.run) -> None:
     """A contestant's command line: `WORK FOLDER SIZE`. One JSON object on stdout; the process ends at once."""
     name, folder, size = sys.argv[1:]
     found = works[name](Path(folder), int(size))
     if not isinstance(found, dict):
-        found = asyncio.run(found)
+        found = run(found)
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()
     os._exit(0)  # some peers keep threads that would keep the process

@@ -57,15 +57,14 @@ def through(home: Home, config: Config, command: Callable[[Api], T]) -> T:
     api = holder(home, config)
     if api is not None:
         return command(api)
-    return asyncio.run(_holding(home, config, command))
+    from refold.server.host import hold, run  # the servers' libraries take longer to load than most commands to run
 
+    async def holding() -> T:
+        async with hold(config, home) as host:
+            return await asyncio.to_thread(command, Api(host.url, home.token()))
 
-async def _holding(home: Home, config: Config, command: Callable[[Api], T]) -> T:
     prepare_process()
-    from refold.server.host import hold  # the servers' libraries take longer to load than most commands to run
-
-    async with hold(config, home) as host:
-        return await asyncio.to_thread(command, Api(host.url, home.token()))
+    return run(holding())
 
 
 def database(home: Home, config: Config) -> Path | None:

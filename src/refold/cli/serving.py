@@ -16,7 +16,7 @@ from refold.client.api import Api
 from refold.client.bridge import bridge
 from refold.errors import StoreHeld
 from refold.server.config import Config, Home
-from refold.server.host import hold
+from refold.server.host import hold, run
 from refold.server.stdio import chunks, serve_stdio, writer
 
 
@@ -80,7 +80,7 @@ def serve(
         notify_url=notify_url,
     )
     prepare_process()
-    asyncio.run(_serve(home, config))
+    run(_serve(home, config))
     return 0
 
 
@@ -113,7 +113,7 @@ def msp(
     while True:
         api = holder(home, config)
         try:
-            asyncio.run(_attach(api) if api is not None else _host(home, config))
+            run(_attach(api) if api is not None else _host(home, config))
         except StoreHeld:
             continue  # somebody took the store between the look and the lock: attach to them
         return 0

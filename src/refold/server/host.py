@@ -12,10 +12,12 @@ import contextlib
 import gc
 import os
 import socket
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from functools import partial
+from typing import Any, TypeVar
 
 import uvicorn
+import uvloop
 
 from refold.engine.clock import Clock, rfc3339
 from refold.errors import ConfigInvalid
@@ -26,6 +28,8 @@ from refold.server.http import http_app
 from refold.server.rpc import Rpc
 from refold.service.app import App
 from refold.store import StoreLock
+
+T = TypeVar("T")
 
 DRAIN_SECS = 3
 """How long open connections may still take after everything that runs has been marked and stopped."""
@@ -65,6 +69,12 @@ async def hold(config: Config, home: Home) -> AsyncGenerator[Host]:
     finally:
         if lock is not None:
             lock.release()
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """As `asyncio.run`, on uvloop: a good tenth more steps a second of many Runs (`scripts/bench steps`)."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
 
 
 def spare_collector() -> None:
@@ -138,4 +148,4 @@ def _bind(address: str) -> socket.socket:
     return listener
 
 
-__all__ = ["Host", "hold"]
+__all__ = ["Host", "hold", "run", "spare_collector"]
