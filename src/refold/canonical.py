@@ -143,24 +143,25 @@ def _fast(value: Json, option: int = 0) -> bytes | None:
         text = orjson.dumps(value, option=option)
     except TypeError:
         return None
-    return text if _is_plain(value) else None
+    if not _is_plain(value) or (option and not text.isascii() and not _sorts_alike(value)):
+        return None
+    return text
 
 
 def _is_plain(value: Json) -> bool:
     """Tells whether all writers agree on `value`. Exact types only; one loop, since every hashed value passes here.
 
-    Not plain, for instance: 5.0 (RFC 8785 writes 5), 1e16 and 1e-5 (exponents are written in three ways), a key from
-    U+E000 on (RFC 8785 wants UTF-16 order, which differs from code-point order there), a UUID (orjson makes it text).
+    Not plain, for instance: 5.0 (RFC 8785 writes 5), 1e16 and 1e-5 (exponents are written in three ways), a UUID
+    (orjson makes it text).
     """
+    if type(value) is str:
+        return True
     parts = [value]
     for part in parts:
         kind = type(part)
         if kind is str or kind is int:  # nearly all of them
             continue
         if kind is dict:
-            for key in part:
-                if not key.isascii() and max(key) >= "\ue000":
-                    return False
             parts += part.values()
         elif kind is list or kind is tuple:
             parts += part
@@ -169,6 +170,19 @@ def _is_plain(value: Json) -> bool:
                 return False
         elif kind is not bool and part is not None:
             return False
+    return True
+
+
+def _sorts_alike(value: Json) -> bool:
+    """Tells whether all keys have one order. RFC 8785 wants UTF-16 order: from U+E000 on, code points have another."""
+    parts = [value]
+    for part in parts:
+        if type(part) is dict:
+            if any(key and max(key) >= "\ue000" for key in part):
+                return False
+            parts += part.values()
+        elif type(part) is list or type(part) is tuple:
+            parts += part
     return True
 
 

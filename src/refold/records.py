@@ -550,11 +550,11 @@ def replay_hash(chain: bytes, row: ReplayRow | DecisionRow | CutRow) -> bytes:
 
 def seal_log(session: int, seq: int, chain: bytes, record: LogRecord) -> LogRow:
     """Gives `record` its place at `seq`, after the row whose hash is `chain`."""
-    body = encode(record.body)
-    row = LogRow(
+    body, kind = encode(record.body), str(record.type)  # exactly a str, as the store gives it back
+    return LogRow(
         session=session,
         seq=seq,
-        type=str(record.type),  # exactly a str: an enum member would miss the fast path of `encode`
+        type=kind,
         at=record.at,
         run=record.run,
         turn_id=record.turn_id,
@@ -562,11 +562,14 @@ def seal_log(session: int, seq: int, chain: bytes, record: LogRecord) -> LogRow:
         revision=record.revision,
         origin=record.origin,
         body_json=body,
-        hash=b"",
+        hash=_log_link(chain, seq, kind, record, body),
     )
-    return msgspec.structs.replace(row, hash=log_hash(chain, row))
 
 
 def log_hash(chain: bytes, row: LogRow) -> bytes:
     """The hash that `row` must carry after `chain`. The integer keys are left out: a copied store keeps its chains."""
-    return _link(chain, [row.seq, row.type, row.at, row.turn_id, row.item_id, row.revision, row.origin, row.body_json])
+    return _log_link(chain, row.seq, row.type, row, row.body_json)
+
+
+def _log_link(chain: bytes, seq: int, kind: str, row: LogRow | LogRecord, body: str) -> bytes:
+    return _link(chain, [seq, kind, row.at, row.turn_id, row.item_id, row.revision, row.origin, body])

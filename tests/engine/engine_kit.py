@@ -46,7 +46,8 @@ def assignment(agent: Definition, directive: Json, **changes: Any) -> Assignment
         "occurrence": 0,
         "lane": (),
         "epoch": 1,
-        "idempotency_key": "key",
+        "generation": 1,
+        "input_hash": "",
         "ctx": {"run_id": "R-0123456789abcdef", "ctx": {}},
     }
     return Assignment(agent=agent, directive=directive, **(members | changes))

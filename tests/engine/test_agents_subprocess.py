@@ -17,6 +17,7 @@ from engine_kit import Definition, Ledger, is_alive, perform, shell, until, unti
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from refold.canonical import digest
 from refold.engine.agents import Tools, allowed
 from refold.engine.agents.output import mend, printed, tail
 from refold.flowir import Blocked, Failed, Pass
@@ -178,7 +179,7 @@ async def test_cwd_is_where_the_program_runs(tmp_path: Path) -> None:
 
 async def test_a_program_learns_which_attempt_it_is() -> None:
     script = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('REFOLD_')}))"
-    known = {"run_id": "R-1", "step_id": "ST-2", "step_ref": "writer", "idempotency_key": "k"}
+    known = {"run_id": "R-1", "step_id": "ST-2", "step_ref": "writer", "generation": 2, "input_hash": "h"}
     counted = {"attempt": 3, "occurrence": 4, "epoch": 5, "lane": ((7, 2), (0, 1))}
     agent = program(script, env={"REFOLD_SERVER": "forged", "REFOLD_MINE": "stays"})
     assert (await perform(agent, **known, **counted)).outcome == Pass(
@@ -186,7 +187,7 @@ async def test_a_program_learns_which_attempt_it_is() -> None:
             "REFOLD_RUN_ID": "R-1",
             "REFOLD_STEP_ID": "ST-2",
             "REFOLD_STEP_REF": "writer",
-            "REFOLD_IDEMPOTENCY_KEY": "k",
+            "REFOLD_IDEMPOTENCY_KEY": digest(["R-1", 2, "writer", "h", 4]),
             "REFOLD_ATTEMPT": "3",
             "REFOLD_OCCURRENCE": "4",
             "REFOLD_EPOCH": "5",

@@ -21,7 +21,7 @@ import orjson
 import pytest
 
 from refold import canonical
-from refold.engine.driver import Driver
+from refold.engine.inbox import Inbox
 from refold.service import app as composition
 from refold.service.app import App, Settings
 from refold.service.sessions import ViewSettings
@@ -187,15 +187,15 @@ def _writes_much(store: Any, _: Any) -> None:
 
 
 def _reports_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = Driver._reports
+    before = Inbox.take
 
-    async def late(driver: Driver) -> Any:
+    async def late(inbox: Inbox[Any]) -> Any:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        return await before(driver)
+        return await before(inbox)
 
-    monkeypatch.setattr(Driver, "_reports", late)
+    monkeypatch.setattr(Inbox, "take", late)
 
 
 PLANTS: Final[dict[str, Callable[[pytest.MonkeyPatch], None]]] = {

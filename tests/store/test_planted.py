@@ -46,7 +46,7 @@ class Unguarded:
 
 
 def _without_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "apply_step", lambda tx, step: base.apply_step(Unguarded(tx), step))
+    monkeypatch.setattr(memory, "apply_step", lambda tx, *told: base.apply_step(Unguarded(tx), *told))
 
 
 async def _zombie(store: Store) -> list[str]:

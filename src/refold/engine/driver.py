@@ -23,11 +23,11 @@ from typing import Any, Final
 
 import msgspec
 
-from refold.canonical import digest
 from refold.engine.agents import OPERATOR, Agent, Assignment, Report, Tools, performer
 from refold.engine.asking import Asked, Query, item_status, new_request, query_of
 from refold.engine.clock import Clock
 from refold.engine.desk import retire_requests
+from refold.engine.inbox import Inbox
 from refold.engine.questions import Questions
 from refold.engine.retries import pause_before_retry, status_of
 from refold.engine.scribe import Scribe, Try
@@ -128,7 +128,7 @@ class Driver:
         self._works: dict[int, Work] = {}
         self._waiting: dict[str, deque[int]] = {"none": deque(), "step": deque(), "process": deque()}
         self._said = run.waiting_on
-        self._inbox: asyncio.Queue[tuple[int, Message]] = asyncio.Queue()
+        self._inbox: Inbox[tuple[int, Message]] = Inbox()
         self._questions = Questions(store, clock, tools.desk, self._hear)
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -147,7 +147,7 @@ class Driver:
                 self._questions.arm()
                 if self._machine.result is not None:  # what lost takes its time to go; what won is on record before
                     return self._machine.result
-                for ticket, report in await self._reports():
+                for ticket, report in await self._inbox.take():
                     self._heed(ticket, report)
         finally:
             await self._stop_all()
@@ -196,7 +196,7 @@ class Driver:
         self._waiting[self._line(work.dispatch.ref)].append(work.dispatch.ticket)
 
     def _hear(self, ticket: int, message: Message) -> None:
-        self._inbox.put_nowait((ticket, message))
+        self._inbox.put((ticket, message))
 
     def _settled(self, work: Work, request: RequestRow) -> None:
         """Goes on from an answer: with what it says, or with the step that it allows."""
@@ -244,6 +244,9 @@ class Driver:
         work = self._works.get(ticket)
         if work is None:
             return  # its lane has lost meanwhile and its end is written, or it was only a wake-up
+        if isinstance(report, Report):
+            self._end(work, report)
+            return
         if isinstance(report, RequestRow):
             self._settled(work, report)
             return
@@ -251,10 +254,11 @@ class Driver:
             del self._works[ticket]
             self._obey(self._machine.complete(ticket, report))
             return
-        if report is None:
-            work.timer = None
-            self._line_up(work)
-            return
+        work.timer = None
+        self._line_up(work)
+
+    def _end(self, work: Work, report: Report) -> None:
+        """Ends an attempt, and its step with it, unless that is tried again."""
         assert work.current is not None, "only an attempt reports"
         agent = self._agents.get(work.dispatch.ref)
         pause = pause_before_retry(agent, report, work.current.attempt.attempt)
@@ -275,7 +279,7 @@ class Driver:
         assert work.current is not None and agent is not None and agent.retry is not None, "a policy said so"
         self._scribe.retried(work.current, report, agent.retry.max_attempts, pause)
         work.status, work.task = status_of(report), None
-        again = partial(self._inbox.put_nowait, (work.dispatch.ticket, None))
+        again = partial(self._inbox.put, (work.dispatch.ticket, None))
         work.timer = asyncio.get_running_loop().call_later(pause, again)
 
     def _abandon(self, ticket: int) -> None:
@@ -301,7 +305,7 @@ class Driver:
     async def _write(self) -> None:
         """Commits what this turn of the loop brought, and starts the attempts that are now on record."""
         waiting_on = self._waiting_on()
-        if self._scribe.is_empty and (waiting_on == self._said or not self._inbox.empty()):
+        if self._scribe.is_empty and (waiting_on == self._said or not self._inbox.is_empty):
             return
         step, opened, dropped = self._scribe.take(waiting_on)
         try:
@@ -323,13 +327,6 @@ class Driver:
             return await self._store.commit(step)
         return await self._store.commit(step, lambda tx: retire_requests(tx, self._run, step.at, dropped))
 
-    async def _reports(self) -> list[tuple[int, Message]]:
-        """Waits for one message and takes all that are there, so that lanes which end together share a commit."""
-        reports = [await self._inbox.get()]
-        while not self._inbox.empty():
-            reports.append(self._inbox.get_nowait())
-        return reports
-
     async def _perform(self, current: Try) -> None:
         """Does one attempt, in a task of its own, and reports."""
         dispatch = current.dispatch
@@ -341,7 +338,7 @@ class Driver:
             report = error
         finally:
             self._give(dispatch.ref)
-        self._inbox.put_nowait((dispatch.ticket, report))
+        self._inbox.put((dispatch.ticket, report))
 
     async def _bounded(self, current: Try) -> Report:
         speech = Speech(
@@ -411,7 +408,8 @@ class Driver:
             occurrence=attempt.occurrence,
             lane=dispatch.lane,
             epoch=run.epoch,
-            idempotency_key=idempotency_key(run, dispatch),
+            generation=attempt.generation,
+            input_hash=attempt.input_hash,
             directive=self._tools.secrets.resolve(dispatch.directive),
             agent=self._definition(dispatch.ref),
             ctx=self._dispatch_ctx(current),
@@ -422,6 +420,10 @@ class Driver:
 
     def _definition(self, ref: str) -> AgentDef:
         return self._agents.get(ref) or AgentDef(name=ref, kind=ref, spec={})
+
+    def _kind(self, ref: str) -> str:
+        agent = self._agents.get(ref)
+        return ref if agent is None else agent.kind
 
     def _performer(self, ref: str) -> Agent:
         if ref not in self._performers:
@@ -453,27 +455,31 @@ class Driver:
 
     def _line(self, ref: str) -> str:
         """Which line a step stands in: behind those that need the same slots, never behind one that needs more."""
-        kind = self._definition(ref).kind
+        kind = self._kind(ref)
         return "none" if kind in WAITS else "process" if kind == "subprocess" else "step"
 
     def _fits(self, ref: str) -> bool:
-        kind = self._definition(ref).kind
+        kind = self._kind(ref)
         return kind in WAITS or self._tools.capacity.take(kind)
 
     def _give(self, ref: str) -> None:
-        kind = self._definition(ref).kind
+        kind = self._kind(ref)
         if kind not in WAITS:
             self._tools.capacity.give(kind)
 
     def _wake(self) -> None:
-        self._inbox.put_nowait((-1, None))
+        self._inbox.put((-1, None))
 
     def _waiting_on(self) -> str | None:
         """What a Run whose steps all wait is waiting for; None while any of them is being done."""
-        doing = [work for work in self._works.values() if work.current is not None and work.status is None]
-        kinds = {self._definition(work.dispatch.ref).kind for work in doing}
-        if kinds - WAITS.keys() or not self._inbox.empty():  # what has come in is acted on at once
+        if not self._inbox.is_empty:  # what has come in is acted on at once
             return None
+        kinds = set[str]()
+        for work in self._works.values():
+            if work.current is not None and work.status is None:
+                kinds.add(kind := self._kind(work.dispatch.ref))
+                if kind not in WAITS:
+                    return None
         if any(self._waiting.values()):
             return "capacity"
         asked = {work.request.kind for work in self._works.values() if work.request is not None}
@@ -491,8 +497,3 @@ def _under_contract(agent: AgentDef | None, outcome: Outcome) -> Outcome:
     wrong = violation(agent.verdict, outcome.value)
     return outcome if wrong is None else Failed(wrong)
 
-
-def idempotency_key(run: RunRecord, dispatch: Dispatch) -> str:
-    """The key an agent hands to outside systems: the same over crashes, retries and takeovers, new after rerun-from."""
-    key = dispatch.key
-    return digest([run.run_id, run.generation, key.step_ref, key.input_hash, key.occurrence])

@@ -81,8 +81,9 @@ class Writer:
         self._outputs.note(ordinal, output, text)
 
     def _base_of(self, lane: Lane) -> Base | None:
-        around = (lane[:depth] for depth in range(len(lane), -1, -1))
-        return next((self._bases[each] for each in around if each in self._bases), None)
+        while (base := self._bases.get(lane)) is None and lane:
+            lane = lane[:-1]
+        return base
 
     def _changes(self, old: Json, new: Json, at: PathKeys) -> Iterator[Change]:
         if old is new:

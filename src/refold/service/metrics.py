@@ -10,7 +10,7 @@ Not here: how a scrape is answered (`server.api.about`).
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Final, TypeVar
 
@@ -127,7 +127,8 @@ class MeteredStore:
 
     async def commit(self, step: StepCommit, also: Callable[[Any], object] | None = None) -> tuple[int, ...]:
         """As the inner store's; the attempts that end in it are counted once they are durable."""
-        seqs = await self._timed(self._store.commit(step, also))
+        with _Timed(self._metrics, self._clock):
+            seqs = await self._store.commit(step, also)
         for end in step.ends:
             if end.ordinal is not None:
                 self._metrics.steps[end.status] += 1
@@ -135,17 +136,26 @@ class MeteredStore:
 
     async def write(self, fn: Callable[[Any], T]) -> T:
         """As the inner store's."""
-        return await self._timed(self._store.write(fn))
+        with _Timed(self._metrics, self._clock):
+            return await self._store.write(fn)
 
-    async def _timed(self, writing: Awaitable[T]) -> T:
-        began = self._clock.monotonic()
-        try:
-            answer = await writing
-        except Fenced:
+
+class _Timed:
+    """Times one write, and counts how it ended."""
+
+    __slots__ = ("_began", "_clock", "_metrics")
+
+    def __init__(self, metrics: Metrics, clock: Clock) -> None:
+        self._metrics, self._clock = metrics, clock
+        self._began = clock.monotonic()
+
+    def __enter__(self) -> None:
+        """Its time has begun already."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._metrics.committed(self._clock.monotonic() - self._began)
+        elif isinstance(error, Fenced):
             self._metrics.commits["fenced"] += 1
-            raise
-        except StoreError:
+        elif isinstance(error, StoreError):
             self._metrics.commits["failed"] += 1
-            raise
-        self._metrics.committed(self._clock.monotonic() - began)
-        return answer

@@ -43,6 +43,8 @@ _FLAGS: Final = {
     kind: frozenset(at for at, name in enumerate(kind.__struct_fields__) if get_type_hints(kind)[name] is bool)
     for kind in TABLES
 }
+_KEYED: Final = frozenset(kind for kind in TABLES if kind.__struct_fields__[0] == "n")
+"""The kinds whose rows SQLite gives an integer key, their first member."""
 _Entry = tuple[Callable[[Any], Any], "asyncio.Future[Any]"]
 
 
@@ -307,15 +309,13 @@ class _SqliteTx:
 
     def insert(self, row: R) -> R:
         kind = type(row)
-        members = list(msgspec.structs.astuple(row))
-        keyed = TABLES[kind].key == ("n",)
-        if keyed:
-            members[kind.__struct_fields__.index("n")] = None
-        self._change(kind, self._insert(kind), members)
-        if isinstance(row, LogRow):
-            self.heads[row.session] = row.seq
-        if keyed:
+        members = msgspec.structs.astuple(row)
+        if kind in _KEYED:
+            self._change(kind, self._insert(kind), (None, *members[1:]))
             return msgspec.structs.replace(row, n=self.connection.last_insert_rowid())
+        self._change(kind, self._insert(kind), members)
+        if type(row) is LogRow:
+            self.heads[row.session] = row.seq
         return row
 
     def put(self, row: Row) -> None:

@@ -16,6 +16,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
 
+import msgspec
+
+from refold.canonical import digest
 from refold.engine.capacity import Capacity
 from refold.engine.clock import Clock
 from refold.engine.desk import Desk
@@ -47,12 +50,11 @@ class Definition(Protocol):
     def verdict(self) -> Verdict | None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt of one step, as its agent gets it.
 
-    `idempotency_key` is the same for every attempt, resume and takeover of a step; `epoch` is the fencing token beside
-    it. `ctx` is the dispatch Ctx. `emit` takes pieces of text while the agent speaks, if anybody listens.
+    `epoch` is the fencing token. `ctx` is the dispatch Ctx. `emit` takes pieces of text while the agent speaks, if
+    anybody listens.
     """
 
     run_id: str
@@ -63,7 +65,8 @@ class Assignment:
     occurrence: int
     lane: Lane
     epoch: int
-    idempotency_key: str
+    generation: int
+    input_hash: str
     directive: Json
     agent: Definition
     ctx: dict[str, Json]
@@ -74,9 +77,16 @@ class Assignment:
     due_at: int | None = None
     """When a wait is over, in milliseconds since the epoch."""
 
+    @property
+    def idempotency_key(self) -> str:
+        """What an agent hands to outside systems: the same over crashes, retries and takeovers, new after rerun-from.
 
-@dataclass(frozen=True, slots=True)
-class Report:
+        Made when it is asked for: most agents never do.
+        """
+        return digest([self.run_id, self.generation, self.step_ref, self.input_hash, self.occurrence])
+
+
+class Report(msgspec.Struct, frozen=True):
     """How an attempt ended. `mended` tells that bad bytes or lone surrogates became U+FFFD: the item is marked."""
 
     outcome: Outcome
