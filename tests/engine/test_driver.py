@@ -123,6 +123,22 @@ async def test_a_sequential_step_costs_one_commit(bench: Bench) -> None:
     ]
 
 
+async def test_the_end_of_a_run_is_in_the_commit_of_its_last_step(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a sync would be spent between two things of which nobody can act on the first."""
+    gate = bench.crew.hold("a")
+    run = await bench.launch(step("a"))
+    await eventually(lambda: bench.crew.at_work == 1)
+    monkeypatch.setattr(bench.door, "write", _no_write)
+    gate.set()
+    await done(bench, run)
+
+
+async def _no_write(fn: object) -> None:
+    raise AssertionError("a commit beside that of the step")
+
+
 async def test_lanes_that_end_together_share_a_commit(bench: Bench) -> None:
     gate = bench.crew.hold("a")
     run = await bench.launch(fanout(list(range(5)), seq(step("a", "$.i"), step("b", "$.a"))))
@@ -271,6 +287,27 @@ async def test_a_loser_that_was_granted_and_not_yet_begun_gives_its_slot_back(be
 async def held(gate: asyncio.Event, work: Assignment) -> Report:
     await gate.wait()
     return passes(work)
+
+
+async def test_what_has_won_is_on_record_while_the_loser_takes_its_time(bench: Bench) -> None:
+    """A loser may need its grace to go; a crash meanwhile must not cost what the winner was paid for."""
+    leaves = asyncio.Event()
+
+    async def slow(work: Assignment) -> Report:
+        if work.directive == 1:
+            return passes(work)
+        try:
+            return await asyncio.Event().wait()
+        finally:
+            await leaves.wait()
+
+    bench.crew.acts["slow"] = slow
+    run = await bench.launch(SLOW_AND_FAST)
+    await eventually(lambda: bench.door.steps[-1:] and bench.door.steps[-1].decisions)
+    assert [row.step_ref for row in await bench.rows(run)] == ["slow", "more"]
+    assert (await bench.get(run)).status == "running"
+    leaves.set()
+    assert (await done(bench, run))["r"]["more"] == 1
 
 
 async def test_a_process_that_lost_is_dead_when_its_run_is_done(bench: Bench, tmp_path: Path) -> None:

@@ -162,6 +162,15 @@ def test_a_sequential_step_costs_no_more_than_it_did(
     assert cost["commits"] == cost["syncs of the WAL"] == 1.0, cost
 
 
+def test_a_run_of_one_step_is_three_commits(
+    counted: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launch, its attempt, and both ends at once."""
+    cost = carry(1, tmp_path, counted, monkeypatch)
+    assert (cost["commits"], cost["syncs of the WAL"]) == (3, 3), cost
+    assert cost["statements"] <= 40, cost
+
+
 # -- what the counters are worth: each of them sees its cost doubled --------------------------------------------------
 
 
