@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-from bench import attach, readers, report, speed, steps
+from bench import attach, peers, readers, report, speed, steps
 from bench.table import ROWS
 
 Json = Any
@@ -25,19 +26,20 @@ def main() -> int:
     ask.add_argument("--json", action="store_true", help="JSON on stdout")
     ask.add_argument("--rounds", type=int, help="how many; 3 by default")
     ask.add_argument("--only", default="", metavar="ROW,…", help=f"speed: of {', '.join(speed.KEYS)}")
-    ask.add_argument("--peers", default="", metavar="NAME,…", help="speed: who else runs: dbos, langgraph")
+    ask.add_argument("--peers", default="", metavar="NAME,…", help=f"speed: who else runs: {', '.join(peers.PEERS)}")
     ask.add_argument("--minutes", type=float, help="speed: after so many, nothing more is begun")
     ask.add_argument("--save", action="store_true", help="speed: write table, plot and JSON to docs/bench/")
     options = ask.parse_args()
     rounds = options.rounds or (1 if options.quick else 3)
     if options.workload != "speed":
         return _list(LISTS[options.workload](rounds), options)
-    only, peers = options.only.split(",") if options.only else speed.KEYS, [*filter(None, options.peers.split(","))]
+    only = options.only.split(",") if options.only else speed.KEYS
     if strange := set(only) - set(speed.KEYS):
         ask.error(f"--only: no row {', '.join(sorted(strange))}; there are {', '.join(speed.KEYS)}")
     rows = [row for row in ROWS if row.key in only]
     shrink = 10 if options.quick else 1
-    found = speed.measure(rows, peers, rounds, shrink=shrink, minutes=options.minutes)
+    names = options.peers.split(",") if options.peers else []
+    found = speed.measure(rows, names, rounds, shrink=shrink, minutes=options.minutes)
     if options.save:
         _save(found)
     sys.stdout.write(json.dumps(found, ensure_ascii=False) + "\n" if options.json else report.markdown(found))
@@ -70,4 +72,5 @@ def _save(found: Json) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # whoever is asked to end ends what it started
     sys.exit(main())

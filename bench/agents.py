@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from typing import Any
 
-from bench.sample import arrived, die, payload
+from bench.sample import payload, payload_until
 
 MARKS: list[float] = []
 """When each step ran, in this process."""
@@ -19,12 +18,8 @@ async def answer(n: int) -> str:
 
 
 async def answer_until(n: int) -> str:
-    """A step that ends its process at step `BENCH_CRASH`, or, once resumed (`BENCH_RESUMED`), says which came first."""
-    if "BENCH_RESUMED" in os.environ:
-        arrived(n)
-    if n == int(os.environ["BENCH_CRASH"]):
-        die()
-    return payload(n)
+    """A step of a Run that is killed, and of the one that goes on."""
+    return payload_until(n)
 
 
 FUNCTIONS: dict[str, Any] = {f"bench.agents:{function.__name__}": function for function in (answer, answer_until)}

@@ -13,24 +13,45 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 from bench import peers, served
+from bench.peers import Limit
 from bench.sample import Figures, payload
+from bench.servers import NotUp, Server
 
 ROOT = Path(__file__).parent.parent
-WORK_SECS = 900
+WORK_SECS = 600
+"""What takes longer is a fault: nobody who hangs keeps the others waiting."""
 
 
 class Contestant(NamedTuple):
-    """`name` as the table has it; the Python and the module that do its work, and what it can do."""
+    """`name` as the table has it; the Python and the module that do its work, and what it can do.
+
+    Of a peer also the server that has to run meanwhile, and what it is made of.
+    """
 
     name: str
     python: str
     module: str
     works: frozenset[str]
+    limits: tuple[Limit, ...] = ()
+    server: Server = nullcontext
+    made_of: tuple[str, ...] = ()
+
+    def does(self, work: str, size: int) -> bool:
+        """Whether it can, as far as is known."""
+        return work in self.works and self.why_not(work, size) is None
+
+    def why_not(self, work: str, size: int) -> str | None:
+        """What keeps it from a work at this size."""
+        return next((limit.why for limit in self.limits if limit.work == work and size > limit.size), None)
+
+
+Completed = subprocess.CompletedProcess[str]
 
 
 class Failed(Exception):
@@ -55,17 +76,23 @@ def ours() -> list[Contestant]:
 
 def peer(name: str) -> Contestant:
     """A peer. Raises PeerMissing."""
-    return Contestant(name, str(peers.python_of(name)), f"bench.peer_{name}", frozenset(_SHARED))
+    python, server, made_of = peers.installed(name)
+    limits = peers.PEERS[name].limits
+    return Contestant(name, str(python), f"bench.peer_{name}", frozenset(_SHARED), limits, server, made_of)
 
 
 def measure(who: Contestant, work: str, size: int) -> Figures:
     """What `who` does. Raises Failed."""
     with tempfile.TemporaryDirectory(prefix="refold-bench-") as name:
         folder = Path(name)
-        if work == "resume":
-            return _resumed(who, folder, size)
-        found = _run(who, work, folder, size)
-        return found if work != "ctx" else found | {"mb": _disk_bytes(folder) / 1e6}
+        try:
+            if work == "resume":
+                return _resumed(who, folder, size)
+            with who.server(folder):
+                found = _run(who, work, folder, size)
+        except NotUp as error:
+            raise Failed(f"{who.name} could not begin {work}: {error}") from error
+        return found if work != "ctx" else {"mb": _disk_bytes(folder) / 1e6} | found
 
 
 def raw_commits(count: int = 200) -> float:
@@ -92,20 +119,25 @@ def _environment() -> dict[str, str]:
 
 
 def _run(who: Contestant, work: str, folder: Path, size: int) -> Figures:
-    command = _command(who, work, folder, size)
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=WORK_SECS, env=_environment(), cwd=ROOT)
-    except subprocess.TimeoutExpired as error:
-        raise Failed(f"{who.name} was not done with {work} after {WORK_SECS} s") from error
+    done = _call(who, work, _command(who, work, folder, size), _environment())
     if done.returncode or not done.stdout.strip():
         raise Failed(f"{who.name} ended {work} with {done.returncode}: {done.stderr[-500:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def _call(who: Contestant, work: str, command: Sequence[str], environment: dict[str, str]) -> Completed:
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=WORK_SECS, env=environment, cwd=ROOT, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"{who.name} was not done with {work} after {WORK_SECS} s") from error
+
+
 def _resumed(who: Contestant, folder: Path, at: int) -> Figures:
-    """Kills a process at step `at`; how long the next one takes from its start to that step."""
-    crash = _command(who, "crash", folder, at)
-    killed = subprocess.run(crash, capture_output=True, text=True, timeout=WORK_SECS, env=_environment(), cwd=ROOT)
+    """Kills a process at step `at`, and its server; how long the next ones take from their start to that step."""
+    with who.server(folder):
+        killed = _call(who, "crash", _command(who, "crash", folder, at), _environment())
     if killed.returncode not in (0, -9):  # 0: it watched its server die
         raise Failed(f"{who.name} did not die as it should: {killed.stderr[-500:]}")
     command, environment = _command(who, "resume", folder, at), _environment()
@@ -113,7 +145,8 @@ def _resumed(who: Contestant, folder: Path, at: int) -> Figures:
         command = [*served.SERVE, "--auto-resume"]
         environment |= served.environment(folder, BENCH_RESUMED="1")
     begun = time.monotonic()
-    resumed = subprocess.run(command, capture_output=True, text=True, timeout=WORK_SECS, env=environment, cwd=ROOT)
+    with who.server(folder):
+        resumed = _call(who, "resume", command, environment)
     if resumed.returncode:
         raise Failed(f"{who.name} did not resume: {resumed.stderr[-500:]}")
     came = json.loads(resumed.stdout.splitlines()[-1])

@@ -19,7 +19,7 @@ with contextlib.suppress(ImportError):
 os.environ.setdefault("DBOS__VMID", "bench")
 from dbos import DBOS, SetWorkflowID
 
-from bench.sample import Figures, arrived, die, latency, main, payload, rate
+from bench.sample import Figures, latency, main, payload, payload_until, rate
 
 MARKS: list[float] = []
 CRASHED = "crashed"
@@ -38,11 +38,7 @@ async def answer_async(n: int) -> str:
 
 @DBOS.step()
 def answer_until(n: int) -> str:
-    if "BENCH_RESUMED" in os.environ:
-        arrived(n)
-    if n == int(os.environ["BENCH_CRASH"]):
-        die()
-    return payload(n)
+    return payload_until(n)
 
 
 @DBOS.step()

@@ -29,7 +29,15 @@ def _preface(report: Json) -> str:
     ]
     said += [f"{name}: {', '.join(pins)}." for name, pins in report["peers"].items()]
     said += [f"**{name} was not run**: {reason}." for name, reason in report["not_run"].items()]
+    said += [_cannot(name, rows) for name, rows in report["cannot"].items()]
     return "\n".join(said) + "\n\n"
+
+
+def _cannot(name: str, rows: dict[str, str]) -> str:
+    by_reason: dict[str, list[str]] = {}
+    for title, why in rows.items():
+        by_reason.setdefault(why, []).append(title)
+    return f"{name} cannot do: " + "; ".join(f"{', '.join(titles)} ({why})" for why, titles in by_reason.items()) + "."
 
 
 def _line(row: Json, names: list[str]) -> str:

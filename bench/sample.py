@@ -20,6 +20,9 @@ Json = Any
 Figures = dict[str, float]
 """What one measurement found, by name: the figure that a row shows, and the facts that explain it."""
 
+GIVEN_UP_SECS = 10
+"""After how long a peer's worker that says nothing is given up, where that is for its user to say."""
+
 WINDOW = 1000
 """How many steps at each end of a long Run are compared."""
 
@@ -59,6 +62,15 @@ def arrived(n: int) -> None:
     sys.stdout.write(json.dumps({"at": time.monotonic(), "step": n}) + "\n")
     sys.stdout.flush()
     os._exit(0)
+
+
+def payload_until(n: int) -> str:
+    """What a step answers that ends its process at step `BENCH_CRASH`, or, once resumed, says which came first."""
+    if "BENCH_RESUMED" in os.environ:
+        arrived(n)
+    if n == int(os.environ["BENCH_CRASH"]):
+        die()
+    return payload(n)
 
 
 Work = Callable[[Path, int], Figures | Coroutine[Any, Any, Figures]]

@@ -9,13 +9,14 @@ import asyncio
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -26,11 +27,11 @@ import websockets
 from bench import flows
 from bench.inside import MANY, resident_kib
 from bench.sample import Figures, latency, main, rate
+from bench.servers import PATIENCE_SECS, running
 
 Json = Any
 REFOLD = [sys.executable, "-m", "refold"]
 SERVE = [*REFOLD, "serve", "--bind", "127.0.0.1:0", "--app", "bench.agents"]
-PATIENCE_SECS = 300.0
 CLIENTS = 50
 """Threads that post at once; each has a connection that it keeps."""
 
@@ -69,28 +70,18 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
 @contextmanager
 def serving(folder: Path, *flags: str) -> Iterator[Server]:
     """A server on the home `folder`, from when its door is open."""
-    (folder / "server.json").unlink(missing_ok=True)
-    process = _start([*SERVE, *flags], folder)
-    try:
-        yield _opened(process, folder)
-    finally:
-        process.terminate()
-        process.wait()
+    with _started(folder, *flags) as process:
+        yield _door(process, folder)
 
 
-def _start(command: list[str], folder: Path, **more: str) -> subprocess.Popen[bytes]:
-    with (folder / "server.log").open("ab") as log:
-        streams = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-        return subprocess.Popen(command, env=environment(folder, **more), **streams)
+def _started(folder: Path, *flags: str, **more: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+    announced, given = folder / "server.json", environment(folder, **more)
+    announced.unlink(missing_ok=True)
+    return running([*SERVE, *flags], folder, announced.exists, environment=given, ending=signal.SIGTERM)
 
 
-def _opened(process: subprocess.Popen[bytes], folder: Path) -> Server:
-    announced, until = folder / "server.json", time.monotonic() + PATIENCE_SECS
-    while not announced.exists():
-        if process.poll() is not None or time.monotonic() > until:
-            raise RuntimeError(f"the server did not open its door: {(folder / 'server.log').read_text()[-500:]}")
-        time.sleep(0.002)
-    url = json.loads(announced.read_text())["url"]
+def _door(process: subprocess.Popen[bytes], folder: Path) -> Server:
+    url = json.loads((folder / "server.json").read_text())["url"]
     return Server(process.pid, url.removeprefix("http://"), (folder / "token").read_text().strip())
 
 
@@ -137,11 +128,11 @@ async def one_step(folder: Path, times: int) -> Figures:
 
 async def crash(folder: Path, at: int) -> Figures:
     """A server dies in the middle of a Run."""
-    server = _start(SERVE, folder, BENCH_CRASH=str(at))
-    door = _opened(server, folder)
-    with closing(door.connect()) as connection:
-        door.post(connection, {"blueprint": flows.blueprint(flows.loop(2 * at, "answer_until")), "detach": True})
-    server.wait()
+    with _started(folder, BENCH_CRASH=str(at)) as process:
+        door = _door(process, folder)
+        with closing(door.connect()) as connection:
+            door.post(connection, {"blueprint": flows.blueprint(flows.loop(2 * at, "answer_until")), "detach": True})
+        process.wait()
     (folder / "server.json").unlink()
     return {}
 

@@ -54,7 +54,8 @@ def measure(
 ) -> Json:
     """The whole report as JSON: the machine, the rows with their verdicts, and every sample.
 
-    `names` are the peers; one that cannot be had is named in `not_run` with the reason. `shrink` divides the sizes.
+    `names` are the peers; one that cannot be had is named in `not_run` with the reason, and in `cannot` what one that
+    runs cannot do. `shrink` divides the sizes.
     After so many `minutes` no measurement is begun: what is left out is not run.
     """
     until = None if minutes is None else time.monotonic() + 60 * minutes
@@ -71,16 +72,22 @@ def measure(
         "machine": machine(),
         "rounds": rounds,
         "shrink": shrink,
-        "peers": {name: list(peers.PINS[name]) for name in names if name not in not_run},
+        "peers": {each.name: list(each.made_of) for each in who if each.made_of},
         "not_run": not_run,
+        "cannot": {each.name: cannot for each in who if (cannot := _cannot(rows, each))},
         "rows": [judged(row, samples) for row in rows],
         "samples": [sample._asdict() for sample in samples],
     }
 
 
 def _tasks(rows: Sequence[Row], who: Sequence[Contestant]) -> list[Task]:
-    found = {Task(each, row.work, row.size): None for row in rows for each in who if row.work in each.works}
+    found = {Task(each, row.work, row.size): None for row in rows for each in who if each.does(row.work, row.size)}
     return list(found)
+
+
+def _cannot(rows: Sequence[Row], who: Contestant) -> dict[str, str]:
+    """The titles of the rows that are beyond somebody, each with the reason."""
+    return {row.title: why for row in rows if (why := who.why_not(row.work, row.size)) is not None}
 
 
 def _round(n: int, tasks: list[Task], until: float | None) -> list[Sample]:

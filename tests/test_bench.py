@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import tempfile
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import report, speed
+from bench import contestants, postgres, report, speed
 from bench.__main__ import main
 from bench.bare import Log, Run, connect
 from bench.contestants import BARE, HTTP, REFOLD, Contestant, Failed, measure, ours
+from bench.peers import Limit
 from bench.sample import latency, payload, rate
+from bench.servers import NotUp, listens, port, running
 from bench.speed import Sample, Task, _order, judged
 from bench.table import PEERS, ROWS, Bar, Row
 
@@ -107,8 +116,42 @@ def test_a_row_that_does_not_exist_is_a_usage_error(found: Json, monkeypatch: py
 def test_a_peer_that_cannot_be_had_is_said_aloud(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "restate" in speed.measure([], ["restate"], rounds=1)["not_run"]
-    assert "restate is NOT RUN" in capsys.readouterr().err
+    assert "nobody" in speed.measure([], ["nobody"], rounds=1)["not_run"]
+    assert "nobody is NOT RUN" in capsys.readouterr().err
+
+
+def test_a_peer_on_postgresql_where_none_can_be_had_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres, "local", lambda: None)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert "PostgreSQL 15 or later is not here" in speed.measure([], ["absurd"], rounds=1)["not_run"]["absurd"]
+
+
+def test_postgresql_is_the_youngest_that_is_here_if_it_is_young_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version in ("9.6.24", "14.30", "15.9", "15.18"):
+        program = tmp_path / version / "bin" / "initdb"
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/sh\necho 'initdb (PostgreSQL) {version} (Debian)'\n")
+        program.chmod(0o755)
+    monkeypatch.setattr(postgres, "DEBIAN", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "14.30" / "bin"))
+    assert str(postgres.local()) == "PostgreSQL 15.18"
+    monkeypatch.setattr(postgres, "OLDEST", 16)
+    assert postgres.local() is None
+
+
+def test_what_is_beyond_a_peer_is_named_and_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = list[str]()
+    small = Contestant("small", "python", "module", frozenset({"seq"}), (Limit("seq", 5, "it is small"),))
+    monkeypatch.setattr(speed.contestants, "ours", list)
+    monkeypatch.setattr(speed.contestants, "peer", lambda _: small)
+    monkeypatch.setattr(speed.contestants, "raw_commits", lambda: 100.0)
+    monkeypatch.setattr(speed.contestants, "measure", lambda who, *_: begun.append(who.name) or {"per_s": 1.0})
+    found = speed.measure([FAST], ["small"], rounds=1)
+    assert (begun, found["cannot"]) == ([], {"small": {"steps in turn": "it is small"}})
+    found = speed.measure([FAST], ["small"], rounds=1, shrink=2)
+    assert (begun, found["cannot"]) == (["small"], {})
 
 
 def test_when_time_is_up_nothing_more_is_begun(
@@ -138,6 +181,72 @@ def test_what_a_contestant_cannot_do_is_told() -> None:
         measure(ours()[0], "nothing", 1)
 
 
+def program(tmp_path: Path, body: str) -> str:
+    """A program that stands for a peer's Python, whatever work it is given."""
+    path = tmp_path / "program"
+    path.write_text(f"#!{sys.executable}\n{body}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+SLEEPS = "import time; time.sleep(600)"
+LISTENS = "import socket, sys; door = socket.create_server(('127.0.0.1', int(sys.argv[1])))"
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("work", ["seq", "resume"])
+def test_who_hangs_is_ended_and_its_server_too(work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contestants, "WORK_SECS", 0.1)
+    ended = list[str]()
+
+    @contextmanager
+    def server(folder: Path) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            ended.append("server")
+
+    hangs = Contestant("hangs", program(tmp_path, SLEEPS), "module", frozenset(), server=server)
+    with pytest.raises(Failed, match="hangs was not done"):
+        measure(hangs, work, 1)
+    assert ended == ["server"]
+
+
+@pytest.mark.e2e
+def test_a_server_is_up_within_its_block_and_comes_back_where_it_was(tmp_path: Path) -> None:
+    door = port(tmp_path, "door")
+    command = [program(tmp_path, f"{LISTENS}; {SLEEPS}"), str(door)]
+    for _ in range(2):
+        assert not listens(port(tmp_path, "door"))
+        with pytest.raises(KeyError), running(command, tmp_path, partial(listens, door)) as process:
+            raise KeyError("what is asked of it fails")
+        assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.e2e
+def test_a_server_that_ends_at_its_start_is_told_with_what_it_said(tmp_path: Path) -> None:
+    command = [program(tmp_path, "import sys; sys.exit('no room here')")]
+    with pytest.raises(NotUp, match="no room here"), running(command, tmp_path, lambda: False):
+        pytest.fail("it is not up")
+
+    def server(folder: Path) -> AbstractContextManager[object]:
+        return running(command, folder, lambda: False)
+
+    with pytest.raises(Failed, match="could not begin seq: program did not open its door"):
+        measure(Contestant("who", "python", "module", frozenset(), server=server), "seq", 1)
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(postgres.local() is None, reason="needs PostgreSQL 15 or later")
+def test_postgresql_comes_back_after_it_was_ended_as_by_a_crash(tmp_path: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:  # not tmp_path, which is closed to the user that it needs beside root
+        folder = Path(name)
+        for _ in range(2):
+            with postgres.serving(tmp_path, folder):
+                assert listens(port(folder, "postgres"))
+            assert not listens(port(folder, "postgres"))
+
+
 # -- the page ---------------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +259,9 @@ def found() -> Json:
     sqlite = {"refold": "3.54", "bare log": "3.40"}
     machine = {"commit": "abc1234", "cores": 2, "system": "Linux", "python": "3.11", "sqlite": sqlite}
     not_run = {"restate": "nobody has written its workloads"}
+    cannot = {"absurd": {"fan-out": "one after the other", "ctx": "too large", "its disk": "too large"}}
     return {"machine": machine, "rounds": 3, "shrink": 1, "peers": {"dbos": ["dbos==1"]}, "not_run": not_run} | {
+        "cannot": cannot,
         "rows": rows,
         "samples": [],
     }
@@ -163,6 +274,7 @@ def test_the_table_says_what_was_missed_and_what_was_not_run(found: Json) -> Non
     assert "refold ≥ 1.8 × best peer: 6.17<br>" in page or "refold ≥ 1.8 × best peer: 6.17 |" in page
     assert "refold HTTP ≤ 6 ms: not run" in page
     assert "**restate was not run**: nobody has written its workloads." in page
+    assert "absurd cannot do: fan-out (one after the other); ctx, its disk (too large)." in page
 
 
 def test_the_plot_is_a_picture_also_where_somebody_took_no_time(found: Json) -> None:
