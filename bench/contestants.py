@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -126,12 +127,16 @@ def _run(who: Contestant, work: str, folder: Path, size: int) -> Figures:
 
 
 def _call(who: Contestant, work: str, command: Sequence[str], environment: dict[str, str]) -> Completed:
-    try:
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=WORK_SECS, env=environment, cwd=ROOT, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        raise Failed(f"{who.name} was not done with {work} after {WORK_SECS} s") from error
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, cwd=ROOT, start_new_session=True, **streams) as process:
+        try:
+            said, complained = process.communicate(timeout=WORK_SECS)
+        except subprocess.TimeoutExpired as error:
+            raise Failed(f"{who.name} was not done with {work} after {WORK_SECS} s") from error
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)  # and what it has started: it cannot end that itself any more
+    return Completed(command, process.returncode, said, complained)
 
 
 def _resumed(who: Contestant, folder: Path, at: int) -> Figures:

