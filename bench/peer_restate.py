@@ -15,6 +15,7 @@ from bench.sample import main, payload_until
 from bench.servers import port
 
 UNBOUNDED = 2**31 - 1
+EVERYBODY_AT_ONCE = httpx.Limits(max_connections=None)
 SERVICE = restate.Service("bench")
 
 
@@ -45,12 +46,12 @@ async def growing(ctx: restate.Context, steps: int) -> None:
 @asynccontextmanager
 async def opened(folder: Path) -> AsyncIterator[Run]:
     """The service, once its Restate knows it."""
-    ended, everybody_at_once = asyncio.Event(), httpx.Limits(max_connections=None)
+    ended, patient = asyncio.Event(), httpx.AsyncClient(timeout=None, limits=EVERYBODY_AT_ONCE, trust_env=False)
     ingress, admin, service = (f"http://127.0.0.1:{port(folder, name)}" for name in ("ingress", "admin", "service"))
     config = Config()
     config.bind, config.loglevel = [service.removeprefix("http://")], "ERROR"
     config.h2_max_concurrent_streams = config.keep_alive_max_requests = config.keep_alive_timeout = UNBOUNDED
-    async with asyncio.TaskGroup() as group, httpx.AsyncClient(timeout=None, limits=everybody_at_once) as http:
+    async with asyncio.TaskGroup() as group, patient as http:
         group.create_task(serve(restate.app([SERVICE]), config, shutdown_trigger=ended.wait))
 
         async def run(flow: str, size: int, name: str | None = None) -> None:

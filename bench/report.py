@@ -7,7 +7,7 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 Json = Any
-COLOURS = ("#1f6feb", "#79b0ff", "#8b949e", "#d29922", "#a371f7", "#3fb950", "#f85149")
+COLOURS = ("#1f6feb", "#79b0ff", "#8b949e", "#d29922", "#a371f7", "#3fb950", "#f85149", "#1b7c83", "#bf4b8a")
 
 
 def markdown(report: Json) -> str:

@@ -87,6 +87,7 @@ def restate(home: Path, folder: Path) -> Iterator[None]:
         "RESTATE_LISTEN_MODE": "tcp",
         "RESTATE_LOG_FILTER": "warn",
         "DO_NOT_TRACK": "1",
+        "NO_PROXY": "127.0.0.1",
     }
     command = [program, "--base-dir", folder / "restate", "--node-name", "bench"]
     is_up = partial(listens, port(folder, "admin"))

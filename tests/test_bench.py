@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import contestants, postgres, report, speed
+from bench import contestants, peers, postgres, report, speed
 from bench.__main__ import main
 from bench.bare import Log, Run, connect
 from bench.contestants import BARE, HTTP, REFOLD, Contestant, Failed, measure, ours
@@ -290,6 +290,10 @@ def test_the_table_says_what_was_missed_and_what_was_not_run(found: Json) -> Non
 def test_the_plot_is_a_picture_also_where_somebody_took_no_time(found: Json) -> None:
     root = ET.fromstring(report.plot(found))
     assert len([each for each in root.iter() if each.tag.endswith("rect")]) >= 5
+
+
+def test_everybody_has_a_colour_of_its_own() -> None:
+    assert len(set(report.COLOURS)) >= len({each.name for each in ours()}) + len(peers.PEERS)
 
 
 @pytest.fixture
