@@ -167,7 +167,7 @@ async def test_a_run_whose_answer_is_there_never_says_that_it_waits_for_it(house
     app = await house.reboot(app)
     commit, said = app.store.commit, []
 
-    async def watched(step: StepCommit, also: Any = None) -> tuple[int, ...]:
+    async def watched(step: StepCommit, also: object = None) -> tuple[int, ...]:
         said.append(step.waiting_on)
         return await commit(step, also)
 

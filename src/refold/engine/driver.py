@@ -496,4 +496,3 @@ def _under_contract(agent: AgentDef | None, outcome: Outcome) -> Outcome:
         return outcome
     wrong = violation(agent.verdict, outcome.value)
     return outcome if wrong is None else Failed(wrong)
-

@@ -127,6 +127,21 @@ class StoreConformance(RowConformance, DamageConformance):
         results = await asyncio.gather(*(store.write(lambda tx, n=n: n) for n in (None, 1, ValueError)))
         assert results == [None, 1, ValueError]
 
+    async def test_what_is_done_also_with_a_step_shares_its_fate(self, factory: StoreFactory) -> None:
+        store = await factory.open()
+        run = await begin(store)
+        before = await store.read(_everything)
+        step = await store.read(lambda reader: next_step(reader, run.n))
+        with pytest.raises(Undone):
+            await store.commit(step, lambda tx: (append_log(tx, run.session, [note("never")]), fail()))
+        assert await store.read(_everything) == before
+        await store.commit(step, lambda tx: append_log(tx, run.session, [note("behind")]))
+        store = await reopened(factory, store)
+        log, faults = await store.read(lambda reader: (reader.log(run.session, 0), audit(reader)))
+        assert log[-1].body_json == '{"text":"behind"}'
+        assert len(log) == 1 + len(step.opens) + len(step.ends)
+        assert faults == []
+
     # -- the commit of a step -----------------------------------------------------------------------------------------
 
     async def test_a_commit_writes_all_of_its_step(self, factory: StoreFactory) -> None:
