@@ -21,12 +21,14 @@ from refold.records import (
     NAMED_BYTES,
     CutRow,
     DecisionRow,
+    Head,
     LogRecord,
     LogRow,
     LogType,
     OutputName,
     ReplayRow,
     Row,
+    SessionRecord,
     genesis,
     log_hash,
     named_output,
@@ -39,6 +41,7 @@ from refold.records import (
     shown_text,
     stored_json,
 )
+from refold.testing.history import sample
 
 # -- ids --------------------------------------------------------------------------------------------------------------
 
@@ -116,6 +119,11 @@ def test_every_type_of_log_record_has_its_number_of_frames() -> None:
     assert all(number >= 0 for number in FRAMES.values())
     row = seal_log(1, 1, b"", LogRecord(type=LogType.TURN_OPENED, at=0, body={}))
     assert row.frames == FRAMES[LogType.TURN_OPENED]
+
+
+def test_a_session_says_where_its_log_ends() -> None:
+    session = sample(SessionRecord, seq=3, chain=b"c", updated_at=5)
+    assert session.head == Head(3, b"c", 5)
 
 
 @pytest.mark.parametrize("more", [0, 1, 2])
