@@ -173,10 +173,13 @@ class Rule(NamedTuple):
     fold: Callable[[ViewState, Members], Outcome]
 
 
+_ITEM_NEEDS: Final[Needs] = {"itemId": TEXT, "revision": NUMBER}
+
+
 def _item(state: ViewState, params: Members) -> Outcome:
     """Any kind of item, known or not: the higher revision replaces the whole item."""
     item = params["item"]
-    if not has(item, {"itemId": TEXT, "revision": NUMBER}):
+    if not has(item, _ITEM_NEEDS):
         return Outcome.MALFORMED
     held = state.items.get(item["itemId"])
     if held is not None and item["revision"] <= held["revision"]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 
 from refold.canonical import Json
 from refold.errors import StoreDamaged
@@ -58,4 +59,10 @@ def turn_error(kind: str, message: str) -> Members:
 def rfc3339(ms: int) -> str:
     """Returns `ms` milliseconds since the epoch as RFC 3339 UTC text. In integers: a float would lose milliseconds."""
     seconds, millis = divmod(ms, 1000)
-    return f"{datetime.fromtimestamp(seconds, UTC).isoformat()[:19]}.{millis:03d}Z"
+    return f"{_second(seconds)}.{millis:03d}Z"
+
+
+@lru_cache(maxsize=64)
+def _second(seconds: int) -> str:
+    """The text of a second: the rows of a log that follow each other share it."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat()[:19]
