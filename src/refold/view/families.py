@@ -95,7 +95,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 def has(params: Any, needs: Needs) -> bool:
     """Tells whether `params` has every member of `needs`, of a right type. True is not a number here."""
-    for name, kinds in needs.items():  # every frame passes here, some twice: no generator
+    for name, kinds in needs.items():  # noqa: SIM110 - every frame passes here, some twice: a generator costs as much
         if type(params.get(name, _ABSENT)) not in kinds:
             return False
     return True
