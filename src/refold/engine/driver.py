@@ -330,17 +330,6 @@ class Driver:
     async def _perform(self, current: Try) -> None:
         """Does one attempt, in a task of its own, and reports."""
         dispatch = current.dispatch
-        try:
-            report: Report | Exception = await self._bounded(current)
-        except SecretMissing as missing:
-            report = Report(Failed(missing.message))
-        except Exception as error:  # noqa: BLE001 - agents answer with reports; this is a bug, raised by the loop
-            report = error
-        finally:
-            self._give(dispatch.ref)
-        self._inbox.put((dispatch.ticket, report))
-
-    async def _bounded(self, current: Try) -> Report:
         speech = Speech(
             self._tools.voice,
             self._tools.secrets,
@@ -350,9 +339,15 @@ class Driver:
             attempt=current.attempt.attempt,
         )
         try:
-            return await self._within_time(current, speech)
+            report: Report | Exception = await self._within_time(current, speech)
+        except SecretMissing as missing:
+            report = Report(Failed(missing.message))
+        except Exception as error:  # noqa: BLE001 - agents answer with reports; this is a bug, raised by the loop
+            report = error
         finally:
             speech.close()
+            self._give(dispatch.ref)
+        self._inbox.put((dispatch.ticket, report))
 
     async def _within_time(self, current: Try, speech: Speech) -> Report:
         agent = self._agents.get(current.dispatch.ref)
