@@ -117,8 +117,8 @@ async def test_a_page_reads_one_row_more_than_it_shows(tmp_path: Any, monkeypatc
         made: list[type] = []
         from refold.store import sqlite
 
-        real = sqlite._row
-        monkeypatch.setattr(sqlite, "_row", lambda kind, values: made.append(kind) or real(kind, values))
+        real = sqlite._rows
+        monkeypatch.setattr(sqlite, "_rows", lambda kind, found: made.extend([kind] * len(found)) or real(kind, found))
         page = await door.ask("GET", "/v1/runs?limit=2")
         assert made.count(RunRecord) == 3
         made.clear()

@@ -19,7 +19,7 @@ from muse_code import SessionFold
 from service_kit import Crew, House, Json, Line, Refused, cursor_of, everything, faults, flow, path, step, uuid7
 
 from refold import view
-from refold.canonical import canonical, encode
+from refold.canonical import canonical, decode, encode
 from refold.records import BoundaryRow, LogRow, ValueRow
 from refold.service.app import App
 from refold.service.sessions import ViewSettings, find_session
@@ -503,6 +503,34 @@ async def test_a_session_that_hardly_changed_does_not_compact_by_itself(house: H
         await _renamed(app, session, 15)
         await compacted(app)
         assert (await latest(app, session)).seq > row.seq
+
+
+@pytest.mark.anyio
+async def test_a_new_server_sees_that_a_large_session_hardly_changed_without_reading_it(
+    house: House, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first commit after a boot has it looked at: a resumed Run would wait for the fold of all its steps."""
+    settings = ViewSettings(compact_events=10)
+    app = await house.open(view=settings)
+    await app.blueprints.add(TALK)
+    async with Line(app) as line:
+        session = await line.start("talk")
+        await talk(line, session, *map(str, range(30)))
+        await compacted(app)
+        await compact(line, session)
+    row = await latest(app, session)
+    assert len(decode(row.segments_json)) > 1
+    app = await house.reboot(app, view=settings)
+    loaded, load = [], boundaries.load
+    monkeypatch.setattr(boundaries, "load", lambda *given: (loaded.append(given), load(*given))[1])
+    await _renamed(app, session, 12)
+    await compacted(app)
+    assert await latest(app, session) == row
+    assert not loaded
+    await _renamed(app, session, 40)
+    await compacted(app)
+    assert (await latest(app, session)).seq > row.seq
+    assert loaded
 
 
 @pytest.mark.anyio

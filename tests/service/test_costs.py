@@ -22,11 +22,12 @@ import pytest
 
 from refold import canonical
 from refold.engine.inbox import Inbox
+from refold.records import AttemptRow, LogRow, ReplayRow, Row, ValueRow
 from refold.service import app as composition
 from refold.service.app import App, Settings
 from refold.service.sessions import ViewSettings
 from refold.service.tasks import NewTask
-from refold.store import SqliteStore
+from refold.store import SqliteStore, sqlite
 from refold.store.sqlite import _SqliteTx
 
 Json = Any
@@ -169,6 +170,58 @@ def test_a_run_of_one_step_is_three_commits(
     cost = carry(1, tmp_path, counted, monkeypatch)
     assert (cost["commits"], cost["syncs of the WAL"]) == (3, 3), cost
     assert cost["statements"] <= 40, cost
+
+
+# -- what a resume reads ----------------------------------------------------------------------------------------------
+
+MOST_ROWS: Final = {ReplayRow: 1.0, AttemptRow: 1.0, LogRow: 0.0, ValueRow: 0.0}
+"""Rows that are read for a logged step, from the boot after a crash to the first step that is run again."""
+
+
+def resumed(steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[type[Row]]:
+    """What is read by a server that boots after a crash in the step after `steps`, and resumes."""
+    reads: Counter[type[Row]] = Counter()
+    made = sqlite._rows
+
+    def counting(kind: type[Row], found: Any) -> Any:
+        reads[kind] += len(found)
+        return made(kind, found)
+
+    monkeypatch.setattr(sqlite, "_rows", counting)
+
+    async def run() -> None:
+        reached = asyncio.Event()
+
+        async def until(n: int) -> str:
+            if n < steps:
+                return await answer(n)
+            reached.set()
+            return await asyncio.Future[str]()
+
+        settings = Settings(store=folder / f"{steps}.db", app={"t:answer": until})
+        app = await App.open(settings)
+        run = await app.tasks.launch(NewTask(blueprint=loop_of(steps + 1)))
+        await reached.wait()
+        await app.close()  # without draining: as a kill would leave it
+        reached.clear()
+        reads.clear()
+        app = await App.open(settings)
+        try:
+            assert (await app.runs.resume(run.run_id)).replayed_steps == steps
+            await reached.wait()
+            found.update(reads)
+        finally:
+            await app.close()
+
+    found: Counter[type[Row]] = Counter()
+    asyncio.run(run())
+    return found
+
+
+def test_a_resume_reads_what_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = resumed(SHORT, tmp_path, monkeypatch), resumed(LONG, tmp_path, monkeypatch)
+    cost = {kind: (long[kind] - short[kind]) / (LONG - SHORT) for kind in MOST_ROWS}
+    assert cost == MOST_ROWS
 
 
 # -- what the counters are worth: each of them sees its cost doubled --------------------------------------------------

@@ -389,7 +389,10 @@ def _end_attempts(tx: Tx, run: RunRecord, at: int) -> tuple[list[LogRecord], lis
     that the closed workflow item lists: what was still open, and what failed.
     """
     records, children = [], []
-    last = {attempt.step_id: attempt for attempt in tx.find(AttemptRow, run=run.n, epoch=run.epoch)}
+    # Of most steps there is nothing to say: they passed at once. A later try is read whatever came of it, for it is the
+    # last word on its step.
+    at_once = {"status": AttemptStatus.PASSED, "attempt": 1}
+    last = {attempt.step_id: attempt for attempt in tx.find(AttemptRow, run=run.n, epoch=run.epoch, but=at_once)}
     for attempt in last.values():
         status = AttemptStatus(attempt.status or AttemptStatus.CANCELLED)
         if attempt.ended_at is None:

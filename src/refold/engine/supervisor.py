@@ -63,9 +63,12 @@ class Supervisor:
         self._unwritten: dict[int, asyncio.Task[None]] = {}
         self._waiters: dict[int, list[asyncio.Future[None]]] = {}
 
-    def drive(self, run: RunRecord) -> None:
-        """Starts the driver of an activation that is committed as running."""
-        task = asyncio.create_task(self._supervise(run), name=f"driver {run.run_id}")
+    def drive(self, run: RunRecord, history: History | None = None) -> None:
+        """Starts the driver of an activation that is committed as running.
+
+        `history` is what lies behind it, as the transaction read it that made it running; else it is read again.
+        """
+        task = asyncio.create_task(self._supervise(run, history), name=f"driver {run.run_id}")
         self._drivers[run.n] = task
 
     def is_driving(self, run_n: int) -> bool:
@@ -95,9 +98,9 @@ class Supervisor:
             if not future.done():
                 future.set_result(None)
 
-    async def _supervise(self, run: RunRecord) -> None:
+    async def _supervise(self, run: RunRecord, history: History | None) -> None:
         try:
-            after = await self._carry(run)
+            after = await self._carry(run, history)
         except Fenced as fence:
             log.info("driver_fenced", run_id=run.run_id, reason=fence.message)
             after = None
@@ -110,9 +113,9 @@ class Supervisor:
         if after is not None:
             self.drive(after)
 
-    async def _carry(self, run: RunRecord) -> RunRecord | None:
+    async def _carry(self, run: RunRecord, history: History | None) -> RunRecord | None:
         """Drives the Run to its end and closes it, in one commit with its last step; the Run that is next, if any."""
-        ending, after = await self._ending(run), None
+        ending, after = await self._ending(run, history), None
         at = self._clock.now_ms()
 
         def close(tx: Tx) -> None:
@@ -127,7 +130,7 @@ class Supervisor:
             await self._store.commit(ending.last, close)
         return after
 
-    async def _ending(self, run: RunRecord) -> Ending:
+    async def _ending(self, run: RunRecord, history: History | None) -> Ending:
         """How the flow ends, or that the time it had is over: then its work is stopped wherever it is."""
         launch = snapshot(run)
         left = self._secs_left(run, launch)
@@ -137,7 +140,7 @@ class Supervisor:
         limit = asyncio.timeout(left)
         try:
             async with limit:
-                driver = await self._prepare(run, launch)
+                driver = await self._prepare(run, launch, history)
                 result = await driver.drive()
         except TimeoutError:
             if not limit.expired():
@@ -159,23 +162,33 @@ class Supervisor:
         since = launch.get("ttl_from") or run.started_at or run.activated_at
         return ttl_secs - (self._clock.now_ms() - since) / 1000
 
-    async def _prepare(self, run: RunRecord, launch: Json) -> Driver:
-        history = NOTHING
-        if run.activation > 1:  # the first one has nothing behind it, and most Runs have one only
-            history = await self._store.read(lambda reader: load_history(reader, run))
+    async def _prepare(self, run: RunRecord, launch: Json, history: History | None) -> Driver:
+        history, attempts, requests = await self._behind(run, history)
         return Driver(
             run,
             self.parsed.get(launch["blueprint"]["value"]),
             launch["init_ctx"],
             history.cursor,
-            history.attempts,
-            history.requests,
+            attempts,
+            requests,
             store=self._store,
             clock=self._clock,
             tools=self._tools,
             replay=self._replay,
             folders={name: launch.get(name) for name in FOLDERS},
         )
+
+    async def _behind(
+        self, run: RunRecord, history: History | None
+    ) -> tuple[History, list[AttemptRow], list[RequestRow]]:
+        if run.activation == 1:  # the first one has nothing behind it, and most Runs have one only
+            return NOTHING, [], []
+
+        def read(reader: Reader) -> tuple[History, list[AttemptRow], list[RequestRow]]:
+            logged = history or load_history(reader, run)
+            return logged, reader.find(AttemptRow, run=run.n), reader.find(RequestRow, run=run.n)
+
+        return await self._store.read(read)
 
     async def _interrupt(self, run: RunRecord, error: Exception) -> RunRecord | None:
         at, redact = self._clock.now_ms(), self._tools.secrets.redact
@@ -217,7 +230,7 @@ class Supervisor:
 
 
 class History(msgspec.Struct, frozen=True):
-    """What a Run has behind it: its replay rows and decisions, and its attempts."""
+    """What is logged of a Run: its replay rows and decisions."""
 
     rows: list[ReplayRow]
     """The live ones."""
@@ -225,8 +238,6 @@ class History(msgspec.Struct, frozen=True):
     """Those that no rerun-from has retired: beside the live ones, those of lanes that lost."""
     all_rows: list[ReplayRow]
     decisions: list[DecisionRow]
-    attempts: list[AttemptRow]
-    requests: list[RequestRow]
 
     @property
     def cursor(self) -> ReplayCursor:
@@ -234,20 +245,13 @@ class History(msgspec.Struct, frozen=True):
         return ReplayCursor(self.rows, self.decisions)
 
 
-NOTHING: Final = History([], [], [], [], [], [])
+NOTHING: Final = History([], [], [], [])
 
 
 def load_history(reader: Reader, run: RunRecord) -> History:
-    """The history of a Run, checked against its chain; raises StoreDamaged."""
+    """What is logged of a Run, checked against its chain; raises StoreDamaged."""
     rows = sorted(reader.find(ReplayRow, run=run.n), key=lambda row: row.ordinal)
     decisions, cuts = reader.find(DecisionRow, run=run.n), reader.find(CutRow, run=run.n)
     verify_replay(run, [*rows, *decisions, *cuts])
     kept, decided = uncut(rows, cuts), uncut(decisions, cuts)
-    return History(
-        live_rows(kept, decided),
-        kept,
-        rows,
-        decided,
-        reader.find(AttemptRow, run=run.n),
-        reader.find(RequestRow, run=run.n),
-    )
+    return History(live_rows(kept, decided), kept, rows, decided)

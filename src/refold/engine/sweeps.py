@@ -41,6 +41,9 @@ def interrupt_running(tx: Tx, reason: str, at: int) -> list[tuple[RunRecord, int
 
 def _replayable(tx: Tx, run: RunRecord) -> int:
     """How many rows a resume would answer from. They are not verified: damage stops a resume, never a boot."""
+    passed = tx.count(ReplayRow, run=run.n)
+    if passed == run.rows:  # no decision among them and no cut, so nothing is retired: most Runs are not read at all
+        return passed
     cuts = tx.find(CutRow, run=run.n)
     rows, decisions = uncut(tx.find(ReplayRow, run=run.n), cuts), uncut(tx.find(DecisionRow, run=run.n), cuts)
     return len(live_rows(rows, decisions))

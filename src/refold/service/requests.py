@@ -19,7 +19,7 @@ from refold.engine.supervisor import Supervisor
 from refold.errors import Conflict, InvalidRequest, NotFound, RefoldError, Unprocessable
 from refold.records import RequestRow, RequestStatus, RunRecord, RunStatus
 from refold.service.commands import Ledger
-from refold.service.runs import Runs
+from refold.service.runs import Opened, Runs
 from refold.service.sessions import find_session
 from refold.session import SessionLog
 from refold.store import Reader, Store, Tx
@@ -150,7 +150,7 @@ class Requests:
         self, request_id: str, verb: str, params: Json, said: Callable[[RequestRow], Json], command_id: str | None
     ) -> Settled:
         at, turn_id = self._clock.now_ms(), self._clock.uuid7()
-        driven: list[RunRecord] = []
+        driven: list[Opened] = []
 
         def effect(tx: Tx) -> Json:
             driven.clear()  # a transaction may be tried twice
@@ -171,14 +171,14 @@ class Requests:
         else:
             done, _ = await self._ledger.apply(command_id, verb, params, effect, at=at)
         request = await self.get(request_id)
-        for run in driven:
-            self._supervisor.drive(run)
+        for opened in driven:
+            self._supervisor.drive(opened.run, opened.history)
         self._desk.ring(request)
         if done.get("expired"):
             raise await self._store.read(lambda reader: self.lost(reader, request))
         return Settled(request=request, resumed=done["resumed"])
 
-    def _go_on(self, tx: Tx, request: RequestRow, turn_id: str) -> tuple[bool, list[RunRecord]]:
+    def _go_on(self, tx: Tx, request: RequestRow, turn_id: str) -> tuple[bool, list[Opened]]:
         """Whether the Run goes on by the answer, and the Run to drive after the commit if that resumes it.
 
         A running one is told after the commit. An interrupted one is resumed, or once its Session is idle. One that can
@@ -194,7 +194,7 @@ class Requests:
             tx.update(RunRecord, (run.n,), resume_wanted=turn_id)
             return False, []
         try:
-            return True, [self._runs.open_resume(tx, run.run_id, self._runs.opening("decision", turn_id)).run]
+            return True, [self._runs.open_resume(tx, run.run_id, self._runs.opening("decision", turn_id))]
         except (Conflict, Unprocessable) as no:  # raised before anything is written
             log.warning("run_not_resumed_by_decision", run_id=run.run_id, kind=no.kind, error=no.message)
             return False, []

@@ -17,7 +17,7 @@ from refold.engine.supervisor import History, Supervisor, load_history
 from refold.errors import NotFound, Unprocessable
 from refold.flowir import Blueprint, Plan, Target, dry_replay, parse_blueprint, refusals, steps_of
 from refold.flowir.lifecycle import Verb, next_status, plan_resume
-from refold.records import RunRecord, TaskRecord, parse_id
+from refold.records import AttemptRow, RequestRow, RunRecord, TaskRecord, parse_id
 from refold.service.blueprints import Blueprints, Resolved
 from refold.service.commands import Command, Ledger, later, woken
 from refold.service.programs import SubprocessMode
@@ -61,6 +61,14 @@ class _Moved(Exception):
     """The Run has moved since its plan was drawn. Raised inside a transaction, so that it leaves no trace."""
 
 
+class _Past(msgspec.Struct, frozen=True):
+    """What a plan is drawn from: the log of a Run, its attempts, and what was asked in it."""
+
+    history: History
+    attempts: list[AttemptRow]
+    requests: list[RequestRow]
+
+
 class _Drawn(msgspec.Struct, frozen=True, kw_only=True):
     """A plan, the record it was made for, and the snapshot that the new generation would take."""
 
@@ -89,12 +97,12 @@ class Reruns:
 
     async def preview_resume(self, run_id: str) -> Preview:
         """What a resume would answer from the log and what it would run. Errors as `Runs.resume`."""
-        run, history = await self._read(run_id)
+        run, past = await self._read(run_id)
         plan_resume(run)
         check_launch(run, self._subprocess)
         launch = snapshot(run)
-        plan = _dry(run, history, parse_blueprint(launch["blueprint"]["value"]), launch["init_ctx"], None)
-        return Preview(run=run, plan=plan, replayed_steps=len(history.rows), dropped_steps=0)
+        plan = _dry(run, past, parse_blueprint(launch["blueprint"]["value"]), launch["init_ctx"], None)
+        return Preview(run=run, plan=plan, replayed_steps=len(past.history.rows), dropped_steps=0)
 
     async def preview(self, run_id: str, wanted: RerunFrom) -> Preview:
         """What a rerun-from would keep, cut and run. Errors as `rerun`."""
@@ -139,13 +147,13 @@ class Reruns:
         return open_activation(tx, begun, Verb.RERUN, opening, at)
 
     async def _draw(self, run_id: str, wanted: RerunFrom) -> _Drawn:
-        run, history = await self._read(run_id)
+        run, past = await self._read(run_id)
         next_status(run.status, Verb.RERUN)
         check_launch(run, self._subprocess)
         launch = snapshot(run)
         resolved = await self._chosen(run, launch, wanted.blueprint)
-        target = _target(wanted, resolved.blueprint, history)
-        plan = _dry(run, history, resolved.blueprint, launch["init_ctx"], target)
+        target = _target(wanted, resolved.blueprint, past)
+        plan = _dry(run, past, resolved.blueprint, launch["init_ctx"], target)
         if not plan.withheld:
             raise Unprocessable(
                 f"run {run.run_id} does not reach step {wanted.from_step!r}: it stops at "
@@ -174,27 +182,28 @@ class Reruns:
         self._blueprints.programs.check(head.blueprint, launch["subprocess"])
         return head
 
-    async def _read(self, run_id: str) -> tuple[RunRecord, History]:
+    async def _read(self, run_id: str) -> tuple[RunRecord, _Past]:
         parse_id(run_id, "R")
 
-        def read(reader: Reader) -> tuple[RunRecord, History]:
+        def read(reader: Reader) -> tuple[RunRecord, _Past]:
             run = find_run(reader, run_id)
-            return run, load_history(reader, run)
+            attempts, requests = reader.find(AttemptRow, run=run.n), reader.find(RequestRow, run=run.n)
+            return run, _Past(load_history(reader, run), attempts, requests)
 
         return await self._store.read(read)
 
 
-def _dry(run: RunRecord, history: History, blueprint: Blueprint, init_ctx: Json, target: Target | None) -> Plan:
-    refused = refusals(history.attempts, blueprint.agents, run.generation, history.requests)
-    return dry_replay(blueprint, init_ctx, history.uncut, history.decisions, refused, target)
+def _dry(run: RunRecord, past: _Past, blueprint: Blueprint, init_ctx: Json, target: Target | None) -> Plan:
+    refused = refusals(past.attempts, blueprint.agents, run.generation, past.requests)
+    return dry_replay(blueprint, init_ctx, past.history.uncut, past.history.decisions, refused, target)
 
 
-def _target(wanted: RerunFrom, blueprint: Blueprint, history: History) -> Target:
+def _target(wanted: RerunFrom, blueprint: Blueprint, past: _Past) -> Target:
     if wanted.from_step not in {step.ref for step in steps_of(blueprint.flow)}:
         raise Unprocessable(f"the flow has no step {wanted.from_step[:80]!r}", kind="no_such_step")
     occurrence, input_hash, lane = wanted.occurrence, wanted.input_hash, wanted.lane
     if wanted.step_id is not None:
-        named = [attempt for attempt in history.attempts if attempt.step_id == wanted.step_id]
+        named = [attempt for attempt in past.attempts if attempt.step_id == wanted.step_id]
         if not named or named[0].step_ref != wanted.from_step:
             raise NotFound(f"this Run has no step {wanted.step_id[:80]!r}", kind="step_not_found")
         occurrence, input_hash = named[0].occurrence, named[0].input_hash

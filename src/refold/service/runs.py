@@ -15,7 +15,7 @@ from refold import view
 from refold.canonical import decode
 from refold.engine.activation import Opening, cancel_idle, close_activation, open_activation
 from refold.engine.clock import Clock
-from refold.engine.supervisor import Supervisor, load_history
+from refold.engine.supervisor import History, Supervisor, load_history
 from refold.errors import BlueprintInvalid, Conflict, InvalidJson, NotFound, Unprocessable
 from refold.flowir import parse_blueprint, read_all
 from refold.flowir.lifecycle import TERMINAL, Verb, plan_resume
@@ -47,10 +47,10 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """A resume inside its transaction: the Run as it now stands, and how many logged steps its flow will skip."""
+    """A resume inside its transaction: the Run as it now stands, and what is logged of it, which its flow will skip."""
 
     run: RunRecord
-    replayed_steps: int
+    history: History
 
 
 class Cancelled(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,16 +153,16 @@ class Runs:
         """
         parse_id(run_id, "R")
         opening = woken(self._clock, "resume", command)
-        driven: list[RunRecord] = []
+        driven: list[Opened] = []
 
         def effect(tx: Tx) -> Json:
             opened = self.open_resume(tx, run_id, opening)
-            driven[:] = [opened.run]
-            return {"run_id": run_id, "task_id": opened.run.task_id, "replayed_steps": opened.replayed_steps}
+            driven[:] = [opened]
+            return {"run_id": run_id, "task_id": opened.run.task_id, "replayed_steps": len(opened.history.rows)}
 
         answer, _ = await self._ledger.once(command, effect, at=self._clock.now_ms())
-        for run in driven:
-            self._supervisor.drive(run)
+        for opened in driven:
+            self._supervisor.drive(opened.run, opened.history)
         return Resumed(**answer)
 
     def open_resume(self, tx: Tx, run_id: str, opening: Opening) -> Opened:
@@ -176,8 +176,8 @@ class Runs:
             )
         plan_resume(run)
         check_launch(run, self._subprocess)
-        replayed = len(load_history(tx, run).rows)
-        return Opened(open_activation(tx, run, Verb.RESUME, opening, self._clock.now_ms()), replayed)
+        history = load_history(tx, run)
+        return Opened(open_activation(tx, run, Verb.RESUME, opening, self._clock.now_ms()), history)
 
     async def cancel(self, run_id: str, command: Command | None = None) -> Cancelled:
         """Ends a Run for good: `cancelled` is durable first, then its work is stopped and gone. Twice is once.

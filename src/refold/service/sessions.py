@@ -392,6 +392,8 @@ class Sessions:
             events = session.seq - since
             if events < self._settings.compact_events:
                 return since, False
+            if events * 4 < boundaries.least_items(reader, session):
+                return None
             # Folded and weighed in a read, which keeps the state: the next time only what has happened since is paid.
             state = self._log.state(reader, session)
             if events * 4 < len(state.items):

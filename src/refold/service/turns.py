@@ -15,7 +15,7 @@ from refold.canonical import decode
 from refold.engine.activation import cancel_idle, close_activation
 from refold.engine.clock import Clock
 from refold.engine.desk import retire_requests, settle
-from refold.engine.supervisor import Supervisor
+from refold.engine.supervisor import History, Supervisor
 from refold.errors import CommandRejected, NotFound, NotInterrupted
 from refold.flowir.lifecycle import TERMINAL, Verb
 from refold.records import RequestStatus, RunRecord, RunStatus, SessionRecord, TaskRecord
@@ -187,11 +187,11 @@ class Turns:
             if run.status != RunStatus.INTERRUPTED and run.woken_by == "decision":
                 return {"turn_id": run.turn_id}
             try:
-                resumed = self._runs.open_resume(tx, run_id, self._runs.opening("workflow/resume", command_id)).run
+                opened = self._runs.open_resume(tx, run_id, self._runs.opening("workflow/resume", command_id))
             except NotInterrupted as no:
                 raise _rejected(command_id, f"run_{no.data['status']}", no.message) from None
-            changes.launched = resumed
-            return {"turn_id": resumed.turn_id}
+            changes.launched, changes.history = opened.run, opened.history
+            return {"turn_id": opened.run.turn_id}
 
         return (await self._apply(command_id, "workflow/resume", params, effect, changes))["turn_id"]
 
@@ -206,7 +206,7 @@ class Turns:
             await self._supervisor.stop(changes.ended.n)
             self._supervisor.announce(changes.ended.n)
         if changes.launched is not None:
-            self._supervisor.drive(changes.launched)
+            self._supervisor.drive(changes.launched, changes.history)
         return answer
 
     def _end(
@@ -241,6 +241,8 @@ class _Changes(msgspec.Struct):
 
     ended: RunRecord | None = None
     launched: RunRecord | None = None
+    history: History | None = None
+    """What is logged of the launched one, if that was read."""
 
 
 def _rejected(command_id: str, reason: str, text: str) -> CommandRejected:

@@ -194,6 +194,12 @@ def latest(reader: Reader, session: SessionRecord) -> BoundaryRow | None:
     return None
 
 
+def least_items(reader: Reader, session: SessionRecord) -> int:
+    """How many items the fold of the Session has at least, without reading one: none ever leaves it."""
+    _, segments = _last_segments(reader, session)
+    return (len(segments) - 1) * SEGMENT + 1 if segments else 0  # all are full but the last, which holds something
+
+
 def cursor_of(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryRow) -> str | None:
     """The cursor of the boundary; None if the record that shows it is lost."""
     return log.cursor(reader, session, Position(row.seq, BOUNDARY_FRAME))

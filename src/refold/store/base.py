@@ -148,11 +148,12 @@ class Reader(Protocol):
         before: int | None = None,
         limit: int | None = None,
         newest_first: bool = False,
+        but: Mapping[str, Any] | None = None,
         **equals: Any,
     ) -> list[R]:
         """The rows whose members equal, ordered by primary key, whose last key member is > `after` and < `before`.
 
-        With a `limit` no more rows are read than are returned.
+        Without those whose members equal all of `but`. With a `limit` no more rows are read than are returned.
         """
         ...
 

@@ -84,6 +84,7 @@ class _MemoryTx:
         before: int | None = None,
         limit: int | None = None,
         newest_first: bool = False,
+        but: Mapping[str, Any] | None = None,
         **equals: Any,
     ) -> list[R]:
         names, rows = TABLES[kind].key, self._tables.rows[kind]
@@ -95,7 +96,8 @@ class _MemoryTx:
             for key, row in rows.items()
             if (not after or key[-1] > after)
             and (before is None or key[-1] < before)
-            and all(getattr(row, name) == value for name, value in equals.items())
+            and _equal(row, equals)
+            and not (but and _equal(row, but))
         ]
         found.sort(reverse=newest_first)
         return [self._tables.rows[kind][key] for key in found[:limit]]
@@ -156,7 +158,7 @@ class _MemoryTx:
     ) -> bool:
         table = self._tables.rows[kind]
         old = table.get(tuple(key))
-        if old is None or any(getattr(old, name) != value for name, value in (where or {}).items()):
+        if old is None or not _equal(old, where or {}):
             return False
         table[tuple(key)] = msgspec.structs.replace(old, **changes)
         self._undo.append(lambda: table.__setitem__(tuple(key), old))
@@ -177,3 +179,7 @@ class _MemoryTx:
 
 def _members(row: Row, names: Sequence[str]) -> tuple[Any, ...]:
     return tuple(getattr(row, name) for name in names)
+
+
+def _equal(row: Row, values: Mapping[str, Any]) -> bool:
+    return all(getattr(row, name) == value for name, value in values.items())

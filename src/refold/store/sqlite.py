@@ -20,8 +20,9 @@ import asyncio
 import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_type_hints
+from typing import Any, Final, TypeVar
 
 import apsw
 import msgspec
@@ -39,10 +40,6 @@ CHECKPOINT_PAGES: Final = 8000
 """WAL pages before a checkpoint: at SQLite's default of 1000 the p99 of grouped commits is five times as high."""
 
 _FATAL: Final = (apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.CantOpenError)
-_FLAGS: Final = {
-    kind: frozenset(at for at, name in enumerate(kind.__struct_fields__) if get_type_hints(kind)[name] is bool)
-    for kind in TABLES
-}
 _KEYED: Final = frozenset(kind for kind in TABLES if kind.__struct_fields__[0] == "n")
 """The kinds whose rows SQLite gives an integer key, their first member."""
 _Entry = tuple[Callable[[Any], Any], "asyncio.Future[Any]"]
@@ -264,16 +261,19 @@ class _SqliteTx:
         before: int | None = None,
         limit: int | None = None,
         newest_first: bool = False,
+        but: Mapping[str, Any] | None = None,
         **equals: Any,
     ) -> list[R]:
-        values = list(equals.values())
+        but = but or {}
+        values = [*equals.values(), *but.values()]
         values += [after] if after else []
         values += [before] if before is not None else []
-        shape = (kind, "find", *equals, bool(after), before is not None, limit, newest_first)
+        shape = (kind, "find", *equals, None, *but, bool(after), before is not None, limit, newest_first)
         sql = self._sql.get(shape)
         if sql is None:
             table = TABLES[kind]
             clauses = [f"{name} IS ?" for name in equals]
+            clauses += [f"NOT ({' AND '.join(f'{name} IS ?' for name in but)})"] if but else []
             clauses += [f"{table.key[-1]}>?"] if after else []
             clauses += [f"{table.key[-1]}<?"] if before is not None else []
             where = f" WHERE {' AND '.join(clauses)}" if clauses else ""
@@ -344,7 +344,7 @@ class _SqliteTx:
 
     def _select(self, kind: type[R], sql: str, values: Sequence[Any]) -> list[R]:
         try:
-            return [_row(kind, found) for found in self._execute(sql, values).fetchall()]
+            return _rows(kind, self._execute(sql, values).fetchall())
         except (UnicodeDecodeError, msgspec.ValidationError) as error:
             raise _changed(kind, error) from error
 
@@ -370,10 +370,18 @@ def _columns(kind: type[Row]) -> str:
     return ", ".join(kind.__struct_fields__)
 
 
-def _row(kind: type[R], values: Sequence[Any]) -> R:
-    if flags := _FLAGS[kind]:  # SQLite has no booleans, and JSON would show 1 for true
-        values = [bool(value) if at in flags else value for at, value in enumerate(values)]
-    return msgspec.convert(values, kind)  # not a bare call: a flipped bit in a row's header changes types
+@cache
+def _flags(kind: type[Row]) -> frozenset[int]:
+    """Which columns are flags: SQLite has no booleans, and JSON would show 1 for true."""
+    return frozenset(at for at, member in enumerate(msgspec.structs.fields(kind)) if member.type is bool)
+
+
+def _rows(kind: type[R], found: Sequence[Sequence[Any]]) -> list[R]:
+    if found and (flags := _flags(kind)):
+        found = [[bool(value) if at in flags else value for at, value in enumerate(values)] for values in found]
+    # Not a bare call: a flipped bit in a row's header changes types. A row alone is most of what is asked for, and a
+    # type made of another one costs more to look up than it takes to convert a row.
+    return msgspec.convert(found, list[kind]) if len(found) > 8 else [msgspec.convert(row, kind) for row in found]
 
 
 def _deliverable(error: BaseException) -> BaseException:

@@ -85,6 +85,11 @@ class RowConformance:
                 asked: dict[str, Any] = {**window, **equals}
                 found = await store.read(lambda reader, asked=asked: reader.find(AttemptRow, **asked))
                 assert found == (expected[::-1] if newest_first else expected)[:limit], asked
+            for but in ({"run": 1}, {"ended_at": None}, {"ended_at": 6, "run": 0}, {"run": 7}):
+                expected = [row for row in inside if _has(row, {"run": 0}) and not _has(row, but)]
+                asked = {**window, "but": but, "run": 0}
+                found = await store.read(lambda reader, asked=asked: reader.find(AttemptRow, **asked))
+                assert found == (expected[::-1] if newest_first else expected)[:limit], asked
         for equals in ({}, {"run": 1}, {"ended_at": None}, {"run": 7}):
             expected = [row for row in rows if _has(row, equals)]
             assert await store.read(lambda reader, equals=equals: reader.count(AttemptRow, **equals)) == len(expected)
