@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -30,6 +31,9 @@ def main() -> int:
     ask.add_argument("--minutes", type=float, help="speed: after so many, nothing more is begun")
     ask.add_argument("--save", action="store_true", help="speed: write table, plot and JSON to docs/bench/")
     options = ask.parse_args()
+    # Everybody runs as installed, with bytecode on disk. Where this is set, each process of refold would compile it anew,
+    # and none of a peer's would: pip has compiled that.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     rounds = options.rounds or (1 if options.quick else 3)
     if options.workload != "speed":
         return _list(LISTS[options.workload](rounds), options)
