@@ -31,8 +31,8 @@ def main() -> int:
     ask.add_argument("--minutes", type=float, help="speed: after so many, nothing more is begun")
     ask.add_argument("--save", action="store_true", help="speed: write table, plot and JSON to docs/bench/")
     options = ask.parse_args()
-    # Everybody runs as installed, with bytecode on disk. Where this is set, each process of refold would compile it anew,
-    # and none of a peer's would: pip has compiled that.
+    # Everybody runs as installed, with bytecode on disk. Where this is set, each process of refold would compile it,
+    # and no process of a peer: pip has compiled that.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     rounds = options.rounds or (1 if options.quick else 3)
     if options.workload != "speed":

@@ -28,7 +28,7 @@ LAYERS = (
     ("store", "flowir", "view", "protocol"),
     ("records",),
     ("canonical",),
-    ("errors",),
+    ("errors", "diagnostics"),
 )
 """The house from the roof down. A member imports what stands below it; members of one layer do not see each other."""
 
@@ -56,6 +56,7 @@ HOMES = {
     "starlette": {"server"},
     "uvicorn": {"server"},
     "websockets": {"client"},
+    "logging": {"diagnostics"},
     "cyclopts": {"cli"},
     "rich": {"cli"},
     "yaml": {"service"},

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import structlog
 from run_kit import Bench, assert_items_closed_once, bench_of, eventually, fanout, first_or, result, seq, step
 
 from refold import view
@@ -177,15 +176,14 @@ async def test_a_clock_that_ran_backwards_makes_nothing_stale(bench: Bench) -> N
     assert await sweep_of(bench).sweep() == []
 
 
-async def test_a_fault_is_counted_and_logged_and_not_raised(bench: Bench) -> None:
+async def test_a_fault_is_counted_and_logged_and_not_raised(bench: Bench, said: list[Any]) -> None:
     await left(bench)
     bench.clock.ms += 10**9
     sweep = sweep_of(bench)
     bench.door.shuts_before = 0
-    with structlog.testing.capture_logs() as logs:
-        assert await sweep.sweep() == await sweep.sweep() == []
+    assert await sweep.sweep() == await sweep.sweep() == []
     assert (sweep.faults, sweep.interrupted) == (2, 0)
-    assert [(each["event"], each["kind"], each["error"]) for each in logs] == [
+    assert [(each["event"], each["kind"], each["error"]) for each in said] == [
         ("stale_run_sweep_failed", "commit_failed", "the disk is full")
     ] * 2
     bench.door.shuts_before = None
@@ -262,16 +260,15 @@ async def test_boot_counts_the_rows_that_a_resume_would_answer_from(bench: Bench
     assert replayed == 1
 
 
-def test_every_run_that_boot_found_is_reported_with_what_to_do() -> None:
+def test_every_run_that_boot_found_is_reported_with_what_to_do(said: list[Any]) -> None:
     run = sample(RunRecord, run_id="R-1", task_id="T-1", input_json="{}")
     without = sample(RunRecord, run_id="R-2", task_id="T-2", input_json=None)
-    with structlog.testing.capture_logs() as logs:
-        report([(run, 3), (run, 0), (without, 1), (without, 0)])
-    resumable = {"event": "run_resumable", "log_level": "info", "run_id": "R-1", "task_id": "T-1"}
+    report([(run, 3), (run, 0), (without, 1), (without, 0)])
+    resumable = {"event": "run_resumable", "level": "info", "run_id": "R-1", "task_id": "T-1"}
     one, two = resumable | {"resume_url": "POST /v1/runs/R-1/resume"}, {"run_id": "R-2", "task_id": "T-2"}
-    assert logs == [
+    assert said == [
         one | {"replayed_steps": 3},
         one | {"replayed_steps": 0},
         one | two | {"replayed_steps": 1, "resume_url": "POST /v1/runs/R-2/resume"},
-        {"event": "run_not_resumable", "log_level": "info", "replayed_steps": 0} | two,
+        {"event": "run_not_resumable", "level": "info", "replayed_steps": 0} | two,
     ]

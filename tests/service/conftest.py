@@ -6,20 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from service_kit import Crew, House
-
-
-@pytest.fixture(scope="session", autouse=True)
-def quiet() -> Iterator[None]:
-    """Drivers fall here on purpose: logs are dropped unless a test captures them."""
-
-    def drop(logger: object, method: str, event: dict[str, object]) -> dict[str, object]:
-        raise structlog.DropEvent
-
-    structlog.configure(processors=[drop])
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import io
 import os
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TextIO, TypeVar, cast
+from typing import Any, Final, TypeVar
 
-import structlog
-
+from refold import diagnostics
 from refold.canonical import encode
 from refold.client.api import Api, Unreachable
 from refold.server.config import Config, Home, load, store_path
@@ -79,35 +77,18 @@ def database(home: Home, config: Config) -> Path | None:
 def prepare_process() -> None:
     """Private files whatever the caller's umask, and logs as JSON lines on stderr."""
     os.umask(0o077)
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, Listener())),
-    )
+    diagnostics.JsonLines(say).attach()
 
 
-class Listener(io.TextIOBase):
-    """stderr, read or not: what cannot be written there is dropped.
+def say(text: str) -> None:
+    """Says a line to the person: on stderr, whether it is read or not. What cannot be written there is dropped.
 
     A pipe whose reader is gone, a closed file or a full disk must not reach who talks: a driver that falls first logs
     why and then interrupts its Run, and a log that raised would leave that Run `running` for ever.
     """
-
-    def write(self, text: str) -> int:
-        with contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(text)
-            sys.stderr.flush()
-        return len(text)
-
-
-def say(text: str) -> None:
-    """Talks to the person: stderr."""
-    Listener().write(text + "\n")
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
 
 
 def give(value: Json) -> None:

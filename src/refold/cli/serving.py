@@ -8,9 +8,9 @@ import signal
 import sys
 from typing import Annotated, Literal
 
-import structlog
 from cyclopts import Parameter
 
+from refold import diagnostics
 from refold.cli.doors import configured, holder, prepare_process, say
 from refold.client.api import Api
 from refold.client.bridge import bridge
@@ -87,7 +87,7 @@ def serve(
 async def _serve(home: Home, config: Config) -> None:
     stop = _stop_signals()
     async with hold(config, home) as host:
-        structlog.get_logger("refold").info("serving", url=host.url, store=str(host.app.settings.store or "memory"))
+        diagnostics.Log("refold").info("serving", url=host.url, store=str(host.app.settings.store or "memory"))
         await stop.wait()
 
 

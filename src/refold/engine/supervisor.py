@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import structlog
 
+from refold import diagnostics
 from refold.engine.activation import Queue, close_activation, snapshot
 from refold.engine.agents import Tools
 from refold.engine.clock import Clock
@@ -30,7 +30,7 @@ from refold.records import AttemptRow, CutRow, DecisionRow, ReplayRow, RequestRo
 from refold.store import Reader, StepCommit, Store, Tx, verify_replay
 
 Json = Any
-log = structlog.get_logger("refold.engine")
+log = diagnostics.Log("refold.engine")
 
 FIRST_PAUSE_SECS: Final = 0.05
 LAST_PAUSE_SECS: Final = 30.0

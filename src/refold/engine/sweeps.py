@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import structlog
-
+from refold import diagnostics
 from refold.engine.activation import Queue, close_activation
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor
@@ -22,7 +21,7 @@ from refold.records import CutRow, DecisionRow, ReplayRow, RunRecord, RunStatus
 from refold.store import Store, Tx
 
 Json = Any
-log = structlog.get_logger("refold.sweeps")
+log = diagnostics.Log("refold.sweeps")
 
 SERVER_RESTART = "server restart"
 SERVER_SHUTDOWN = "server shutdown"

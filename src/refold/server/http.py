@@ -14,7 +14,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-import structlog
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -24,6 +23,7 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 from starlette.websockets import WebSocket
 
+from refold import diagnostics
 from refold.canonical import encode
 from refold.errors import Forbidden, RefoldError
 from refold.server import operator_socket
@@ -39,7 +39,7 @@ from refold.service.app import App
 
 Json = Any
 Serve = Callable[[Request], Awaitable[Response]]
-log = structlog.get_logger("refold.http")
+log = diagnostics.Log("refold.http")
 
 
 def http_app(app: App, rpc: Rpc, token: str, hosts: Sequence[str]) -> ASGIApp:

@@ -15,9 +15,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping
 from typing import Any, Final, Self
 
 import msgspec
-import structlog
 
-from refold import __version__
+from refold import __version__, diagnostics
 from refold.errors import CommandRejected, Conflict, NotFound, RefoldError
 from refold.flowir.lifecycle import Verb
 from refold.protocol import Call, Connection, HostInfo, State
@@ -30,7 +29,7 @@ from refold.session import Batch, Subscription
 from refold.view import Position, Preference, rfc3339
 
 Json = Any
-log = structlog.get_logger("refold.rpc")
+log = diagnostics.Log("refold.rpc")
 Send = Callable[[bytes], Awaitable[None]]
 
 LIST_LIMIT: Final = 50

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import structlog
 
+from refold import diagnostics
 from refold.engine.activation import Queue
 from refold.engine.agents import Tools
 from refold.engine.agents.operator import Offers
@@ -45,7 +45,7 @@ from refold.service.turns import Turns
 from refold.session import Hub, Live, SessionLog, boundaries
 from refold.store import MemoryStore, Reader, SqliteStore, Store, Tx
 
-log = structlog.get_logger("refold")
+log = diagnostics.Log("refold")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal
 
 import msgspec
-import structlog
 
+from refold import diagnostics
 from refold.engine.clock import Clock
 from refold.errors import RefoldError
 from refold.records import RequestRow, RequestStatus, RunRecord, RunStatus, SessionRecord
@@ -26,7 +26,7 @@ from refold.service.sessions import SessionInfo, info_of
 from refold.session import Hub, SessionLog
 from refold.store import Reader, Store
 
-log = structlog.get_logger("refold.loads")
+log = diagnostics.Log("refold.loads")
 
 Reason = Literal["idle", "hostShutdown"]
 

@@ -17,8 +17,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-import structlog
-
+from refold import diagnostics
 from refold.canonical import encode
 from refold.engine.desk import Desk
 from refold.engine.secrets import Secrets
@@ -30,7 +29,7 @@ from refold.store import Reader, Store, Tx
 from refold.view import clip
 
 Json = Any
-log = structlog.get_logger("refold.notifier")
+log = diagnostics.Log("refold.notifier")
 
 PAUSES: Final = (0.0, 1.0, 10.0)
 """Seconds before each try. What is down for longer is told after the next start or resume."""

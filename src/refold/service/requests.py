@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
-import structlog
 
+from refold import diagnostics
 from refold.canonical import decode, encode
 from refold.engine.clock import Clock
 from refold.engine.desk import Desk, already_settled, resolved_by, settle
@@ -26,7 +26,7 @@ from refold.store import Reader, Store, Tx
 from refold.view import Position
 
 Json = Any
-log = structlog.get_logger("refold.requests")
+log = diagnostics.Log("refold.requests")
 
 FREE_TEXT_CHARS: Final = 500
 """The longest free text of an answer (MSP, userInput/answer)."""

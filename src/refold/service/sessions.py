@@ -13,9 +13,8 @@ from functools import cache, partial
 from typing import Any, Final
 
 import msgspec
-import structlog
 
-from refold import view
+from refold import diagnostics, view
 from refold.canonical import canonical, decode
 from refold.engine.activation import snapshot
 from refold.engine.clock import Clock
@@ -49,7 +48,7 @@ from refold.store import Reader, Store, Tx, append_log, value_text
 from refold.view import Anchor, Position, Rung
 
 Json = Any
-log = structlog.get_logger("refold.sessions")
+log = diagnostics.Log("refold.sessions")
 
 OUTPUT_BYTES: Final = 6 * 1024 * 1024
 """The most that one slice of an output may hold (MSP, item/readOutput)."""

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Final
 
 import apsw
-import structlog
 
+from refold import diagnostics
 from refold.errors import StoreRefused
 
 APPLICATION_ID: Final = 0x7265666F  # "refo"
 SET_ASIDE: Final = "replay_log_before_refold"
 
-log = structlog.get_logger("refold.store")
+log = diagnostics.Log("refold.store")
 
 
 def check_identity(connection: apsw.Connection, path: Path) -> int:
