@@ -16,7 +16,7 @@ from bench import flows
 from bench.inside import opened, resident_kib
 from bench.sample import Figures, latency, main
 from bench.served import hello
-from refold.server import host
+from refold.server import process
 from refold.server.rpc import Peer, Rpc
 from refold.service.app import App
 from refold.service.tasks import NewTask
@@ -83,4 +83,4 @@ async def _tell(app: App, session: str, n: int, heard: list[float], readers: int
 WORKS = {"told": told}
 
 if __name__ == "__main__":
-    main(WORKS, host.run)
+    main(WORKS, process.run)

@@ -18,7 +18,7 @@ from bench.agents import FUNCTIONS, MARKS
 from bench.sample import Figures, latency, main, rate
 from refold.engine.supervisor import load_history
 from refold.records import RunRecord
-from refold.server import host
+from refold.server import process
 from refold.service.app import App, Settings
 from refold.service.tasks import NewTask
 
@@ -31,7 +31,7 @@ MANY = 1000
 async def opened(folder: Path) -> AsyncIterator[App]:
     """An App on the store of `folder`."""
     store = folder / "refold.db"
-    host.spare_collector()  # as whoever holds a store does
+    process.spare_collector()  # as whoever holds a store does
     app = await App.open(Settings(store=store, app=FUNCTIONS, max_running_runs=MANY, max_concurrent_steps=MANY))
     try:
         yield app
@@ -153,4 +153,4 @@ WORKS = {
 }
 
 if __name__ == "__main__":
-    main(WORKS, host.run)
+    main(WORKS, process.run)

@@ -60,7 +60,7 @@ HOMES = {
     "cyclopts": {"cli"},
     "rich": {"cli"},
     "yaml": {"service"},
-    "prometheus_client": {"service", "server"},
+    "prometheus_client": {"server"},
     "uuid_utils": {"engine", "client"},
     "refold.protocol": {"server", "client", "protocol", "testing"},
 }

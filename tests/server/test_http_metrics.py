@@ -100,6 +100,15 @@ async def test_open_connections_are_counted(door: Door) -> None:
     assert (await scrape(door))["refold_open_connections"] == 0
 
 
+async def test_what_slow_readers_missed_and_whom_nobody_could_tell_is_counted(door: Door) -> None:
+    metrics = door.app.metrics
+    names = ("refold_reader_gaps_total", "refold_notices_dropped_total", "refold_requests_told_total|failed")
+    before = await scrape(door)
+    metrics.reader_gaps, metrics.notices_dropped, metrics.requests_told["failed"] = 1, 2, 3
+    after = await scrape(door)
+    assert [[each[name] for name in names] for each in (before, after)] == [[0, 0, 0], [1, 2, 3]]
+
+
 async def test_faults_of_the_sweep_are_counted(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (await scrape(door))["refold_sweep_faults_total"] == 0
     store = door.app.sweep._store

@@ -40,7 +40,7 @@ async def test_a_program_is_run_once_per_request_over_restarts(tmp_path: Path) -
         said = decode(line)
         assert said["request"]["run_id"] == run.run_id
         assert said["url"] == f"{host.url}/v1/requests/{said['request']['request_id']}"
-        while not host.app.metrics.requests_told["ok"]._value.get():
+        while not host.app.metrics.requests_told["ok"]:
             await asyncio.sleep(0.005)
     async with hold(config, home) as host:
         await host.app.runs.resume(run.run_id)

@@ -19,6 +19,7 @@ from refold import diagnostics
 from refold.canonical import encode
 from refold.client.api import Api, Unreachable
 from refold.server.config import Config, Home, load, store_path
+from refold.server.process import run
 from refold.store.lock import StoreLock
 
 Json = Any
@@ -55,7 +56,7 @@ def through(home: Home, config: Config, command: Callable[[Api], T]) -> T:
     api = holder(home, config)
     if api is not None:
         return command(api)
-    from refold.server.host import hold, run  # the servers' libraries take longer to load than most commands to run
+    from refold.server.host import hold  # the servers' libraries take longer to load than most commands to run
 
     async def holding() -> T:
         async with hold(config, home) as host:

@@ -16,7 +16,8 @@ from refold.client.api import Api
 from refold.client.bridge import bridge
 from refold.errors import StoreHeld
 from refold.server.config import Config, Home
-from refold.server.host import hold, run
+from refold.server.host import hold
+from refold.server.process import run
 from refold.server.stdio import chunks, serve_stdio, writer
 
 

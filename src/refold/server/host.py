@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import socket
-from collections.abc import AsyncGenerator, Coroutine, Generator
+from collections.abc import AsyncGenerator, Generator
 from functools import partial
-from typing import Any, TypeVar
 
 import uvicorn
-import uvloop
 
 from refold.engine.clock import Clock, rfc3339
 from refold.errors import ConfigInvalid
@@ -25,11 +22,10 @@ from refold.server import shapes
 from refold.server.config import Config, Home, settings
 from refold.server.guard import host_port
 from refold.server.http import http_app
+from refold.server.process import spare_collector
 from refold.server.rpc import Rpc
 from refold.service.app import App
 from refold.store import StoreLock
-
-T = TypeVar("T")
 
 DRAIN_SECS = 3
 """How long open connections may still take after everything that runs has been marked and stopped."""
@@ -69,23 +65,6 @@ async def hold(config: Config, home: Home) -> AsyncGenerator[Host]:
     finally:
         if lock is not None:
             lock.release()
-
-
-def run(main: Coroutine[Any, Any, T]) -> T:
-    """As `asyncio.run`, on uvloop: a good tenth more steps a second of many Runs (`scripts/bench steps`)."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
-
-
-def spare_collector() -> None:
-    """Has the collector look rarely, and never at what is loaded. For a process of one's own: it is a setting of all.
-
-    Runs make thousands of objects a second and hardly a cycle among them. At the default of 700 new objects a look, a
-    good part of the time of many Runs goes into looking at the others' state (`scripts/bench steps`).
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
 
 
 @contextlib.asynccontextmanager
@@ -148,4 +127,4 @@ def _bind(address: str) -> socket.socket:
     return listener
 
 
-__all__ = ["Host", "hold", "run", "spare_collector"]
+__all__ = ["Host", "hold"]

@@ -171,7 +171,7 @@ class Peer:
         more than `NOTICE_BYTES`. What they say stands in the Session objects of `session/list` as well.
         """
         if self._connection.unsent_bytes > NOTICE_BYTES:
-            self._app.metrics.notices_dropped.inc()
+            self._app.metrics.notices_dropped += 1
             return
         try:
             self._notify(method, params)
@@ -286,7 +286,7 @@ class Peer:
         for _, notice in batch.said:
             self._notify(notice["method"], notice["params"])
         if batch.gap is not None:
-            self._app.metrics.reader_gaps.inc()
+            self._app.metrics.reader_gaps += 1
             self._notify(batch.gap["method"], batch.gap["params"])
             for request, opened in await self._app.requests.pending(session.session_id):
                 self._ask(_OPENED[request.kind], opened)  # the event may lie in the gap; the question may not

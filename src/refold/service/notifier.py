@@ -118,10 +118,10 @@ class Notifier:
             owed, faults = [each for each, fault in said if fault], [fault for _, fault in said if fault]
             if not owed:
                 await self._store.write(lambda tx: tx.put(MetaRow(key=_KEY + request_id, value=b"")))
-                self._metrics.requests_told["ok"].inc()
+                self._metrics.requests_told["ok"] += 1
                 await self._sweep()
                 return
-        self._metrics.requests_told["failed"].inc()
+        self._metrics.requests_told["failed"] += 1
         log.warning("request_not_told", request_id=request_id, kind="hook_failed", faults=faults)
 
     async def _sent(self, channel: Channel, body: str, names: dict[str, str]) -> str | None:

@@ -22,7 +22,6 @@ from typing import Any, Final
 
 from refold.errors import BadInput
 from refold.flowir.reading import At, Reading
-from refold.service.agent_md import parse_agent_md
 
 Json = Any
 
@@ -95,6 +94,9 @@ class _Expansion:
         return value
 
     def _agent(self, ref: Json, at: At) -> dict[str, Json]:
+        # Imported here: few Blueprints name such a file, and every process would load a YAML parser for it.
+        from refold.service.agent_md import parse_agent_md
+
         text = self._text(ref, at)
         try:
             return {} if text is None else parse_agent_md(text, self._kind)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4
-
 from refold import __version__
 from refold.server.contract import Ask, NoQuery, Reply, Text
 from refold.service.app import App
@@ -23,7 +21,10 @@ async def status(app: App, ask: Question) -> Reply:
 
 
 async def metrics(app: App, ask: Question) -> Reply:
-    return 200, Text(CONTENT_TYPE_PLAIN_0_0_4, app.metrics.render(await app.status()))
+    # Imported here: a server opens its door sooner without Prometheus, and many are never scraped.
+    from refold.server import scrape
+
+    return 200, Text(scrape.CONTENT_TYPE, scrape.render(app.metrics, await app.status()))
 
 
 async def openapi(app: App, ask: Question) -> Reply:
