@@ -175,7 +175,7 @@ def test_only_the_store_the_composition_root_and_the_read_only_peek_name_a_back_
         for each in _imports(module)
         if each.name.endswith((".SqliteStore", ".MemoryStore")) or ".store.sqlite" in each.name
     }
-    assert users <= {"service/app.py", "cli/runs.py", "cli/upkeep.py"}, users
+    assert users <= {"service/app.py", "cli/peek.py", "cli/upkeep.py"}, users
 
 
 def test_the_gates_of_pyproject_speak_of_the_same_house() -> None:

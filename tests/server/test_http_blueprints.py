@@ -11,9 +11,10 @@ import pytest
 
 from refold.errors import ConfigInvalid
 from refold.flowir.build import assign, blueprint
-from refold.server.config import Config, Home, settings
+from refold.server.config import Config, Home
 from refold.server.http import http_app
 from refold.server.rpc import Rpc
+from refold.server.settings import settings
 from refold.service.app import App, Settings
 
 Json = Any

@@ -10,8 +10,9 @@ import pytest
 
 from refold.canonical import decode
 from refold.errors import ConfigInvalid
-from refold.server.config import Config, Home, load, settings
+from refold.server.config import Config, Home, load
 from refold.server.host import hold
+from refold.server.settings import settings
 from refold.service.tasks import NewTask
 
 pytestmark = pytest.mark.anyio

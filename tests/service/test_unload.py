@@ -15,7 +15,7 @@ from view_kit import log_rows
 from refold.records import LogType
 from refold.server.rpc import Rpc
 from refold.service.app import App
-from refold.service.loads import IDLE_SECS
+from refold.service.settings import IDLE_SECS
 
 pytestmark = pytest.mark.anyio
 

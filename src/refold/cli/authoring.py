@@ -14,7 +14,7 @@ from refold.cli.files import read_json
 from refold.errors import Conflict, InvalidRequest
 from refold.flowir import build
 from refold.records import AGENT_NAME
-from refold.server.config import templates
+from refold.server.settings import templates
 from refold.server.shapes import lint as shown
 from refold.service.blueprints import look
 from refold.service.programs import Programs

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 from cyclopts import App, Parameter
 
-from refold.cli.doors import configured, give, through
+from refold.cli.doors import configured, give
 from refold.cli.files import read_blueprint
+from refold.cli.holding import through
 from refold.client.api import Api
 
 Json = Any

@@ -1,29 +1,24 @@
-"""How a command reaches the store: through whoever holds it, or by holding it for the length of the command.
+"""How a command reaches the store, and how it talks.
 
-Either way the command speaks HTTP to a door, so that there is one way to do a thing. Only reading without a holder
-goes to the file, read only, and says so.
+It goes through the door of whoever holds the store. Only reading without a holder goes to the file, and says so.
+
+Not here: holding the store where nobody does (`holding`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from refold import diagnostics
 from refold.canonical import encode
 from refold.client.api import Api, Unreachable
 from refold.server.config import Config, Home, load, store_path
-from refold.server.process import run
-from refold.store.lock import StoreLock
+from refold.server.lock import StoreLock
 
 Json = Any
-T = TypeVar("T")
 
 HOLDER_SECS: Final = 10.0
 """How long a holder may take from its lock to its door."""
@@ -51,21 +46,6 @@ def holder(home: Home, config: Config) -> Api | None:
     return None
 
 
-def through(home: Home, config: Config, command: Callable[[Api], T]) -> T:
-    """Runs `command` against the holder's door, or against our own while we hold the store."""
-    api = holder(home, config)
-    if api is not None:
-        return command(api)
-    from refold.server.host import hold  # the servers' libraries take longer to load than most commands to run
-
-    async def holding() -> T:
-        async with hold(config, home) as host:
-            return await asyncio.to_thread(command, Api(host.url, home.token()))
-
-    prepare_process()
-    return run(holding())
-
-
 def database(home: Home, config: Config) -> Path | None:
     """The store's file for a read without a holder, None if there is none yet."""
     path = store_path(config, home)
@@ -73,12 +53,6 @@ def database(home: Home, config: Config) -> Path | None:
         say(f"nobody holds {path}; reading it as it is")
         return path
     return None
-
-
-def prepare_process() -> None:
-    """Private files whatever the caller's umask, and logs as JSON lines on stderr."""
-    os.umask(0o077)
-    diagnostics.JsonLines(say).attach()
 
 
 def say(text: str) -> None:

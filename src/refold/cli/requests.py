@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from refold.cli.doors import configured, give, holder, say, through
+from refold.cli.doors import configured, give, holder, say
 from refold.cli.following import follow
+from refold.cli.holding import through
 from refold.client.api import Api
 from refold.errors import InvalidRequest
 

@@ -1,8 +1,7 @@
-"""`refold run ls show resume`: Runs from the command line."""
+"""`refold run resume rerun cancel`: what is done with Runs from the command line."""
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,11 +9,13 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from refold.canonical import decode_strict
-from refold.cli.doors import configured, database, give, holder, say, through
+from refold.cli.doors import configured, give, holder, say
 from refold.cli.files import read_blueprint
 from refold.cli.following import follow
+from refold.cli.holding import through
+from refold.cli.listing import table
 from refold.client.api import Api
-from refold.errors import InvalidRequest, NotFound
+from refold.errors import InvalidRequest
 
 Json = Any
 
@@ -186,60 +187,12 @@ def cancel(run_id: str, *, store: str | None = None, json: Flag = False) -> int:
     return 0
 
 
-def ls(*, status: str | None = None, store: str | None = None, json: Flag = False) -> int:
-    """Lists Runs, newest first.
-
-    Parameters
-    ----------
-    status
-        Only Runs of this status.
-    store
-        The store's file; default $REFOLD_HOME/store/refold.db.
-    json
-        One JSON object on stdout.
-    """
-    home, config = configured(store)
-    api = holder(home, config)
-    query = f"?status={status}" if status else ""
-    listed = api.get(f"/v1/runs{query}") if api is not None else _peek_list(database(home, config), status)
-    if json:
-        give(listed)
-    else:
-        _table(("run", "status", "blueprint", "created"), [_line(each) for each in listed["items"]])
-    return 0
-
-
-def show(run_id: str, *, store: str | None = None, json: Flag = False) -> int:
-    """Shows a Run and its steps.
-
-    Parameters
-    ----------
-    run_id
-        The Run.
-    store
-        The store's file; default $REFOLD_HOME/store/refold.db.
-    json
-        One JSON object on stdout.
-    """
-    home, config = configured(store)
-    api = holder(home, config)
-    record = api.get(f"/v1/runs/{run_id}") if api is not None else _peek_run(database(home, config), run_id)
-    if json:
-        give(record)
-        return 0
-    say(f"{record['run_id']}  {record['status']}  activation {record['activation']}")
-    columns = ("step", "status", "attempt", "lane", "ms")
-    steps = record["step_entries"]
-    _table(columns, [[s["step_ref"], s["status"] or "-", s["attempt"], s["lane"], s["duration_ms"]] for s in steps])
-    return 0
-
-
 def _show_preview(found: Json, *, as_json: bool) -> int:
     if as_json:
         give(found)
         return 0
     say(f"{found['run_id']}: {found['replayed_steps']} steps would be kept, {found['dropped_steps']} cut")
-    _table(("step", "lane", "plan", "why"), [[s["step_ref"], s["lane"], s["plan"], s["why"]] for s in found["steps"]])
+    table(("step", "lane", "plan", "why"), [[s["step_ref"], s["lane"], s["plan"], s["why"]] for s in found["steps"]])
     return 0
 
 
@@ -255,55 +208,3 @@ def _ctx(text: str | None) -> Json:
     if text is None:
         return {}
     return decode_strict(Path(text[1:]).read_bytes() if text.startswith("@") else text)
-
-
-def _peek_list(database: Path | None, status: str | None) -> Json:
-    if database is None:
-        return {"items": [], "next_cursor": None}
-    from refold.records import RunRecord
-    from refold.server import shapes
-    from refold.service.runs import whole
-    from refold.store import Reader, SqliteStore
-
-    equals: dict[str, Any] = {"status": status} if status else {}
-
-    def read(reader: Reader) -> list[RunRecord]:
-        return [whole(reader, run) for run in reader.find(RunRecord, newest_first=True, **equals)]
-
-    rows = asyncio.run(SqliteStore.peek(database, read))
-    return {"items": [shapes.run(row) for row in rows], "next_cursor": None}
-
-
-def _peek_run(database: Path | None, run_id: str) -> Json:
-    from refold.records import AttemptRow, parse_id
-    from refold.server import shapes
-    from refold.service.runs import find_run, whole
-    from refold.store import Reader, SqliteStore
-
-    parse_id(run_id, "R")
-    if database is None:
-        raise NotFound(f"there is no run {run_id}", kind="run_not_found")
-
-    def read(reader: Reader) -> Json:
-        run = whole(reader, find_run(reader, run_id))
-        return shapes.run(run, reader.find(AttemptRow, run=run.n))
-
-    return asyncio.run(SqliteStore.peek(database, read))
-
-
-def _line(record: Json) -> list[str]:
-    blueprint = record["blueprint"] or {}
-    name = blueprint.get("id") or f"inline:{blueprint.get('version', '')[:8]}"
-    return [record["run_id"], record["status"], name, record["created_at"]]
-
-
-def _table(columns: tuple[str, ...], rows: list[list[Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None)
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column == "run")  # an id that is cut cannot be copied
-    for row in rows:
-        table.add_row(*map(str, row))
-    Console().print(table)

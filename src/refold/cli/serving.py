@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from refold import diagnostics
-from refold.cli.doors import configured, holder, prepare_process, say
+from refold.cli.doors import configured, holder, say
+from refold.cli.holding import prepare_process
 from refold.client.api import Api
 from refold.client.bridge import bridge
 from refold.errors import StoreHeld

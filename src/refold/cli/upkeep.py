@@ -12,7 +12,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from refold.canonical import encode
-from refold.cli.doors import configured, give, holder, say, through
+from refold.cli.doors import configured, give, holder, say
+from refold.cli.holding import through
 from refold.errors import RefoldError
 from refold.server.config import Config, Home, store_path
 

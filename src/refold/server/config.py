@@ -1,17 +1,16 @@
 """Configuration: flag > environment > file > default, and the home folder with its token and server.json.
 
 The file is `$REFOLD_HOME/config.toml`. An unknown key is a start-up error that names it: a mistyped limit that is
-silently ignored is no limit. The environment names a key as `REFOLD_<KEY>`.
+silently ignored is no limit. The environment names a key as `REFOLD_<KEY>`. Every command reads this, also one that
+only asks a server, so it imports nothing that works; what an App makes of it is `server.settings`.
 """
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import os
 import secrets
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -19,13 +18,8 @@ import msgspec
 from msgspec import Meta
 
 from refold.canonical import decode_strict, encode
-from refold.errors import BlueprintInvalid, ConfigInvalid, InvalidJson
-from refold.flowir.templates import check_templates
-from refold.service.app import Settings
-from refold.service.channels import check_url
-from refold.service.loads import IDLE_SECS
-from refold.service.programs import SubprocessMode
-from refold.service.sessions import ViewSettings
+from refold.errors import ConfigInvalid, InvalidJson
+from refold.service.settings import IDLE_SECS, SubprocessMode
 
 TOKEN_BYTES: Final = 32
 
@@ -141,68 +135,7 @@ def load(home: Home, flags: Mapping[str, Any] | None = None) -> Config:
         raise ConfigInvalid(f"configuration ({file}, environment, flags): {error}") from None
 
 
-def settings(config: Config, home: Home) -> Settings:
-    """What the App is told, with paths resolved and app modules loaded. Raises ConfigInvalid."""
-    return Settings(
-        store=None if config.ephemeral else store_path(config, home),
-        subprocess=config.subprocess,
-        default_blueprint=config.default_blueprint,
-        view=ViewSettings(
-            history_budget_bytes=config.history_budget_bytes,
-            keep_boundaries=config.keep_boundaries,
-            retain_events=config.retain_events,
-        ),
-        replay=config.replay == "on",
-        secrets_file=home.path / "secrets.toml",
-        max_running_runs=config.max_running_runs,
-        max_concurrent_steps=config.max_concurrent_steps,
-        max_subprocesses=config.max_subprocesses,
-        stale_run_sweep_secs=config.stale_run_sweep_secs,
-        sweep_period_secs=config.sweep_period_secs,
-        auto_resume=config.auto_resume,
-        resume_on_decision=config.resume_on_decision,
-        idle_unload_secs=config.idle_unload_secs,
-        notify_command=tuple(config.notify_command),
-        notify_url=_url(config.notify_url),
-        notify_timeout_secs=config.notify_timeout_secs,
-        templates=templates(config),
-        blueprint_roots=tuple(_folder(each) for each in config.blueprint_roots),
-        app={name: function for module in config.app for name, function in _functions(module).items()},
-    )
-
-
 def store_path(config: Config, home: Home) -> Path:
     """The file of the embedded store."""
     named = config.store or config.replay_store_path
     return Path(named).expanduser().absolute() if named else home.path / "store" / "refold.db"
-
-
-def templates(config: Config) -> dict[str, Any]:
-    """The subprocess templates of the configuration, by name. Raises ConfigInvalid with every fault."""
-    try:
-        return {each["name"]: each for each in check_templates(config.subprocesses)}
-    except BlueprintInvalid as error:
-        faults = "; ".join(f"{fault['path']}: {fault['message']}" for fault in error.data["faults"])
-        raise ConfigInvalid(f"configuration: {faults}") from None
-
-
-def _url(url: str | None) -> str | None:
-    if url is not None:
-        check_url(url)
-    return url
-
-
-def _folder(named: str) -> Path:
-    folder = Path(named).expanduser().absolute()
-    if not folder.is_dir():
-        raise ConfigInvalid(f"configuration: blueprint_roots: {named} is no folder")
-    return folder
-
-
-def _functions(module: str) -> dict[str, Callable[..., Any]]:
-    """The functions that agents of kind `python` may name: those that `module` itself defines or imports by name."""
-    try:
-        loaded = importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigInvalid(f"--app {module}: cannot be imported: {error}") from error
-    return {f"{module}:{name}": each for name, each in inspect.getmembers(loaded, inspect.isroutine)}

@@ -19,13 +19,14 @@ import uvicorn
 from refold.engine.clock import Clock, rfc3339
 from refold.errors import ConfigInvalid
 from refold.server import shapes
-from refold.server.config import Config, Home, settings
+from refold.server.config import Config, Home
 from refold.server.guard import host_port
 from refold.server.http import http_app
+from refold.server.lock import StoreLock
 from refold.server.process import spare_collector
 from refold.server.rpc import Rpc
+from refold.server.settings import settings
 from refold.service.app import App
-from refold.store import StoreLock
 
 DRAIN_SECS = 3
 """How long open connections may still take after everything that runs has been marked and stopped."""

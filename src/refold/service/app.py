@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
-
-import msgspec
 
 from refold import diagnostics
 from refold.engine.activation import Queue
@@ -29,16 +26,17 @@ from refold.records import MetaRow, RunRecord, RunStatus
 from refold.service.blueprints import Blueprints
 from refold.service.channels import Channel, Program, Webhook
 from refold.service.commands import Ledger
-from refold.service.loads import IDLE_SECS, Loads
+from refold.service.loads import Loads
 from refold.service.metrics import MeteredStore, Metrics
 from refold.service.notifier import Notifier
 from refold.service.operators import Operators, needs_operator
-from refold.service.programs import Programs, SubprocessMode
+from refold.service.programs import Programs
 from refold.service.references import References
 from refold.service.requests import Requests
 from refold.service.reruns import Reruns
 from refold.service.runs import Runs
-from refold.service.sessions import Sessions, ViewSettings
+from refold.service.sessions import Sessions
+from refold.service.settings import Settings
 from refold.service.submissions import Submissions
 from refold.service.tasks import Tasks
 from refold.service.turns import Turns
@@ -46,38 +44,6 @@ from refold.session import Hub, Live, SessionLog, boundaries
 from refold.store import MemoryStore, Reader, SqliteStore, Store, Tx
 
 log = diagnostics.Log("refold")
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an App is told. `store` None is a store in memory that ends with the process."""
-
-    store: Path | None = None
-    subprocess: SubprocessMode = "declared"
-    default_blueprint: str | None = None
-    view: ViewSettings = ViewSettings()
-    app: Mapping[str, Callable[..., Any]] = msgspec.field(default_factory=dict)
-    templates: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """The subprocess templates of the configuration, by name, as `flowir.templates` has read them."""
-    blueprint_roots: tuple[Path, ...] = ()
-    """The folders beneath which references in Blueprints are read; none of them: they are faults."""
-    replay: bool = True
-    """False: no replay rows are written, and no Run can be resumed."""
-    secrets_file: Path | None = None
-    max_running_runs: int = 200
-    max_concurrent_steps: int = 64
-    max_subprocesses: int = 16
-    stale_run_sweep_secs: int = 3900
-    """How long a Run without a driver may stand still before the sweep interrupts it; 0 turns the sweep off."""
-    sweep_period_secs: float = 60.0
-    auto_resume: bool = False
-    resume_on_decision: bool = True
-    idle_unload_secs: float = IDLE_SECS
-    """How long a loaded Session that nobody uses stays loaded."""
-    notify_command: tuple[str, ...] = ()
-    """A program that is run when a Run begins to wait for a person; none if it is empty."""
-    notify_url: str | None = None
-    """A web address that is told the same."""
-    notify_timeout_secs: float = 10.0
 
 
 class App:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 
@@ -29,8 +29,6 @@ from refold.store import Reader, Store
 log = diagnostics.Log("refold.loads")
 
 Reason = Literal["idle", "hostShutdown"]
-
-IDLE_SECS: Final = 30 * 60.0
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,14 +13,14 @@ same name. Not here: what a Run may that was accepted before (`runs.check_launch
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from refold.errors import Unprocessable
 from refold.flowir import AgentDef, Blueprint
 from refold.flowir.runners import SUBPROCESS
+from refold.service.settings import SubprocessMode
 
 Json = Any
-SubprocessMode = Literal["any", "declared", "off"]
 
 _NOT_ALLOWED, _NOT_DECLARED = "program_not_allowed", "template_not_declared"
 _SAYS: Final[Mapping[str, str]] = {

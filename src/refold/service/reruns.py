@@ -20,8 +20,8 @@ from refold.flowir.lifecycle import Verb, next_status, plan_resume
 from refold.records import AttemptRow, RequestRow, RunRecord, TaskRecord, parse_id
 from refold.service.blueprints import Blueprints, Resolved
 from refold.service.commands import Command, Ledger, later, woken
-from refold.service.programs import SubprocessMode
 from refold.service.runs import check_launch, find_run
+from refold.service.settings import SubprocessMode
 from refold.store import Reader, Store, Tx
 
 Json = Any

@@ -32,7 +32,7 @@ from refold.records import (
 )
 from refold.service.commands import Command, Ledger, woken
 from refold.service.listing import EVERY, Wanted, find_runs, whole
-from refold.service.programs import SubprocessMode
+from refold.service.settings import SubprocessMode
 from refold.store import Reader, Store, Tx, keep_outputs
 
 Json = Any

@@ -42,6 +42,7 @@ from refold.records import (
 )
 from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger, later
+from refold.service.settings import ViewSettings
 from refold.service.tasks import NewTask, Tasks
 from refold.session import Frames, Hub, Live, SessionLog, Subscription, boundaries
 from refold.store import Reader, Store, Tx, append_log, value_text
@@ -95,18 +96,6 @@ class OutputPart(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     eof: bool
     media_type: str
-
-
-class ViewSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What views are kept and served under."""
-
-    history_budget_bytes: int = 4 * 1024 * 1024
-    """The most bytes of history that one answer carries."""
-    keep_boundaries: int = 8
-    retain_events: int = 0
-    """How many of the newest log rows stay when older ones are taken away; 0 keeps all."""
-    compact_events: int = 512
-    """A Session compacts by itself after so many events, if they changed a quarter of its state."""
 
 
 class Sessions:

@@ -29,8 +29,8 @@ from refold.records import (
 )
 from refold.service.blueprints import Blueprints, Resolved
 from refold.service.commands import Command, Ledger, later, woken
-from refold.service.programs import SubprocessMode
 from refold.service.runs import find_run
+from refold.service.settings import SubprocessMode
 from refold.store import Store, Tx, append_log
 
 Json = Any

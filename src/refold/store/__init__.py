@@ -15,7 +15,6 @@ from refold.store.base import (
     verify_log,
     verify_replay,
 )
-from refold.store.lock import StoreLock
 from refold.store.memory import MemoryStore
 from refold.store.sqlite import SqliteStore
 from refold.store.values import expanded, keep_outputs, output_text, put_json, put_value, told, value_text
@@ -29,7 +28,6 @@ __all__ = [
     "SqliteStore",
     "StepCommit",
     "Store",
-    "StoreLock",
     "Tx",
     "append_log",
     "expanded",

@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 from refold.errors import StoreHeld, StoreRefused
-from refold.store import StoreLock, lock
+from refold.server import lock
+from refold.server.lock import StoreLock
 
 HOLD = """
 import sys
 from pathlib import Path
-from refold.store import StoreLock
+from refold.server.lock import StoreLock
 held = StoreLock(Path(sys.argv[1]))
 held.acquire()
 held.publish("http://127.0.0.1:7777")
