@@ -19,6 +19,7 @@ from typing import Any, Final
 import apsw
 import orjson
 import pytest
+from msgspec import structs
 
 from refold import canonical
 from refold.engine.inbox import Inbox
@@ -178,8 +179,8 @@ MOST_ROWS: Final = {ReplayRow: 1.0, AttemptRow: 1.0, LogRow: 0.0, ValueRow: 0.0}
 """Rows that are read for a logged step, from the boot after a crash to the first step that is run again."""
 
 
-def resumed(steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[type[Row]]:
-    """What is read by a server that boots after a crash in the step after `steps`, and resumes."""
+def resumed(steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch, *, auto: bool) -> Counter[type[Row]]:
+    """What is read by a server that boots after a crash in the step after `steps`, and resumes, by itself or asked."""
     reads: Counter[type[Row]] = Counter()
     made = sqlite._rows
 
@@ -205,9 +206,9 @@ def resumed(steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counte
         await app.close()  # without draining: as a kill would leave it
         reached.clear()
         reads.clear()
-        app = await App.open(settings)
+        app = await App.open(structs.replace(settings, auto_resume=auto))
         try:
-            assert (await app.runs.resume(run.run_id)).replayed_steps == steps
+            assert auto or (await app.runs.resume(run.run_id)).replayed_steps == steps
             await reached.wait()
             found.update(reads)
         finally:
@@ -218,8 +219,9 @@ def resumed(steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counte
     return found
 
 
-def test_a_resume_reads_what_is_logged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short, long = resumed(SHORT, tmp_path, monkeypatch), resumed(LONG, tmp_path, monkeypatch)
+@pytest.mark.parametrize("auto", [False, True], ids=["asked", "by itself"])
+def test_a_resume_reads_what_is_logged_once(auto: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short, long = (resumed(steps, tmp_path, monkeypatch, auto=auto) for steps in (SHORT, LONG))
     cost = {kind: (long[kind] - short[kind]) / (LONG - SHORT) for kind in MOST_ROWS}
     assert cost == MOST_ROWS
 

@@ -29,7 +29,7 @@ from refold.service.commands import Ledger
 from refold.service.loads import Loads
 from refold.service.metrics import MeteredStore, Metrics
 from refold.service.notifier import Notifier
-from refold.service.operators import Operators, needs_operator
+from refold.service.operators import Operators, may_need_operator, needs_operator
 from refold.service.programs import Programs
 from refold.service.references import References
 from refold.service.requests import Requests
@@ -168,7 +168,7 @@ class App:
     async def _resume(self, run: RunRecord) -> None:
         """Resumes a Run at boot, but not one that comes to an operator's step at once: nobody can be there yet."""
         try:
-            if needs_operator(await self.reruns.preview_resume(run.run_id)):
+            if may_need_operator(run) and needs_operator(await self.reruns.preview_resume(run.run_id)):
                 log.info("run_not_auto_resumed", run_id=run.run_id, kind="operator_absent")
                 return
             await self.runs.resume(run.run_id)

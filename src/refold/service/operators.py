@@ -32,7 +32,7 @@ from refold.engine.agents.operator import Offer, Offers
 from refold.engine.clock import Clock
 from refold.errors import InvalidRequest, NotFound
 from refold.flowir.dryrun import RUNS
-from refold.records import MetaRow, parse_id
+from refold.records import MetaRow, RunRecord, parse_id
 from refold.service.reruns import Preview
 from refold.store import Reader, Store
 
@@ -208,6 +208,11 @@ class Operators:
     def _end_lease(self, sid: str) -> None:
         if (lease := self._leases.pop(sid, None)) is not None:
             lease.cancel()
+
+
+def may_need_operator(run: RunRecord) -> bool:
+    """Whether an agent of the Run may be an operator, by a look at its snapshot: most need no dry replay to tell."""
+    return f'"{OPERATOR}"' in (run.input_json or "")
 
 
 def needs_operator(preview: Preview) -> bool:

@@ -373,7 +373,8 @@ def _columns(kind: type[Row]) -> str:
 @cache
 def _flags(kind: type[Row]) -> frozenset[int]:
     """Which columns are flags: SQLite has no booleans, and JSON would show 1 for true."""
-    return frozenset(at for at, member in enumerate(msgspec.structs.fields(kind)) if member.type is bool)
+    declared = kind.__annotations__  # texts: evaluating those of every kind takes longer than opening the store
+    return frozenset(at for at, name in enumerate(kind.__struct_fields__) if declared[name] == "bool")
 
 
 def _rows(kind: type[R], found: Sequence[Sequence[Any]]) -> list[R]:
