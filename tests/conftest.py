@@ -31,9 +31,8 @@ def said() -> Iterator[list[dict[str, Any]]]:
 
     class Listening(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            entry = diagnostics.entry(record)
-            del entry["timestamp"]
-            entries.append(entry)
+            facts = getattr(record, "facts", {})
+            entries.append({**facts, "event": record.getMessage(), "level": record.levelname.lower()})
 
     listening, level = Listening(), logger.level
     logger.addHandler(listening)

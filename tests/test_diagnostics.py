@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from refold import diagnostics
+from refold.server.journal import JsonLines
 
 Json = Any
 
@@ -21,7 +22,7 @@ def lines() -> Any:
     logger = logging.getLogger(diagnostics.ROOT)
     before = logger.handlers, logger.level, logger.propagate
     said = list[str]()
-    diagnostics.JsonLines(said.append).attach()
+    JsonLines(said.append).attach()
     yield said
     logger.handlers, logger.level, logger.propagate = before
 
@@ -46,7 +47,7 @@ def test_an_event_is_one_line_of_json(lines: list[str]) -> None:
 
 def test_a_handler_that_an_app_module_gives_to_the_root_is_not_told_as_well(lines: list[str]) -> None:
     heard = list[str]()
-    handler = diagnostics.JsonLines(heard.append)
+    handler = JsonLines(heard.append)
     logging.getLogger().addHandler(handler)
     diagnostics.Log("refold.engine").error("driver_fell")
     logging.getLogger().removeHandler(handler)

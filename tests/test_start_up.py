@@ -23,7 +23,7 @@ from refold.server.lock import StoreLock
 TALK: Final = "import sys, json; sys.stderr.write(json.dumps(sorted(sys.modules)))"
 DOORS: Final = {"uvicorn", "starlette", "muse_code_msp", "websockets", "prometheus_client"}
 ENGINE: Final = {"asyncio", "apsw", "refold.engine", "refold.session", "refold.service.app", "refold.store", "yaml"}
-TERMINAL: Final = {"cyclopts", "rich", "pygments", "attr"}
+TERMINAL: Final = {"cyclopts", "rich", "pygments", "attr", "structlog"}
 
 PROCESSES: Final[dict[str, tuple[str, set[str]]]] = {
     "an App in process": ("import refold.service.app", DOORS | TERMINAL | {"yaml", "refold.server", "refold.cli"}),

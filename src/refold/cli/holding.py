@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from refold import diagnostics
 from refold.cli.doors import holder, say
 from refold.client.api import Api
 from refold.server.config import Config, Home
@@ -36,5 +35,7 @@ def through(home: Home, config: Config, command: Callable[[Api], T]) -> T:
 
 def prepare_process() -> None:
     """Private files whatever the caller's umask, and logs as JSON lines on stderr."""
+    from refold.server.journal import JsonLines  # rich comes with it, and a command that only asks needs none
+
     os.umask(0o077)
-    diagnostics.JsonLines(say).attach()
+    JsonLines(say).attach()
