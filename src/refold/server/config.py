@@ -1,8 +1,9 @@
 """Configuration: flag > environment > file > default, and the home folder with its token and server.json.
 
 The file is `$REFOLD_HOME/config.toml`. An unknown key is a start-up error that names it: a mistyped limit that is
-silently ignored is no limit. The environment names a key as `REFOLD_<KEY>`. Every command reads this, also one that
-only asks a server, so it imports nothing that works; what an App makes of it is `server.settings`.
+silently ignored is no limit. The environment names a key as `REFOLD_<KEY>`, and gives numbers, booleans, lists and
+tables as JSON. Every command reads this, also one that only asks a server, so it imports nothing that works; what an
+App makes of it is `server.settings`.
 """
 
 from __future__ import annotations
@@ -126,13 +127,31 @@ def load(home: Home, flags: Mapping[str, Any] | None = None) -> Config:
             given |= tomllib.loads(file.read_text())
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigInvalid(f"{file} is not TOML: {error}") from None
-    environment = {name: os.environ.get(f"REFOLD_{name.upper()}") for name in ("bind", "store", "subprocess")}
-    given |= {name: value for name, value in environment.items() if value}
+    given |= _environment()
     given |= {name: value for name, value in (flags or {}).items() if value is not None}
     try:
         return msgspec.convert(given, Config)
     except msgspec.ValidationError as error:
         raise ConfigInvalid(f"configuration ({file}, environment, flags): {error}") from None
+
+
+def _environment() -> dict[str, Any]:
+    """The keys that the environment names. It has texts only: other values are read as JSON."""
+    given: dict[str, Any] = {}
+    for field in msgspec.structs.fields(Config):
+        name = f"REFOLD_{field.name.upper()}"
+        text = os.environ.get(name)
+        if not text:
+            continue
+        try:
+            given[field.name] = text if _is_text(field) else decode_strict(text)
+        except InvalidJson as error:
+            raise ConfigInvalid(f"{name}={text[:80]!r} is not JSON: {error.message}") from None
+    return given
+
+
+def _is_text(field: msgspec.structs.FieldInfo) -> bool:
+    return field.default is None or isinstance(field.default, str)
 
 
 def store_path(config: Config, home: Home) -> Path:
