@@ -315,6 +315,17 @@ def test_what_we_say_waits_until_the_client_listens() -> None:
     assert sent(connection) == [{"jsonrpc": "2.0", "method": "item/completed"}]
 
 
+@pytest.mark.parametrize("muted", [(), ("item/updated",)])
+def test_what_is_relayed_is_held_and_muted_as_any_notification(muted: tuple[str, ...]) -> None:
+    connection = fresh()
+    connection.relay("item/updated", b'{"method":"item/updated","params":{"n":1}}', 5)
+    assert sent(connection) == []
+    connection.receive_data(hello(optOutNotificationMethods=list(muted)) + INITIALIZED)
+    connection.relay("item/updated", b'{"method":"item/updated","params":{"n":2}}', 6)
+    told = [{"jsonrpc": "2.0", "method": "item/updated", "params": {"n": n}, "emittedAtMs": 4 + n} for n in (1, 2)]
+    assert sent(connection)[1:] == ([] if muted else told)
+
+
 def test_what_is_held_is_bounded() -> None:
     connection = fresh(held_bytes=1000)
     for _ in range(3):

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from refold.canonical import encode
 from refold.errors import InvalidJson, RefoldError
 from refold.protocol import jsonrpc
 from refold.protocol.jsonrpc import (
@@ -233,6 +234,16 @@ def test_the_time_of_a_notification_stands_at_the_top() -> None:
         "params": {"a": 1},
         "emittedAtMs": 5,
     }
+
+
+@given(st.text(), st.dictionaries(st.text(), json_values, max_size=3))
+def test_a_notification_that_was_written_for_many_is_the_one_that_is_written_for_one(method: str, params: dict) -> None:
+    text = encode({"method": method, "params": params}).encode()
+    frame = jsonrpc.wrap_notification(text, 5)
+    assert frame == jsonrpc.write_notification(method, params, 5)
+    assert jsonrpc.wrap_notification(text, 5, len(frame)) == frame
+    with pytest.raises(FrameTooLarge):
+        jsonrpc.wrap_notification(text, 5, len(frame) - 1)
 
 
 def test_no_params_are_left_out_not_null() -> None:

@@ -27,7 +27,7 @@ from refold.engine.clock import Clock
 from refold.records import SessionRecord
 from refold.service.commands import Ledger
 from refold.service.sessions import Served, Sessions, ViewSettings
-from refold.session import Hub, Live, SessionLog, boundaries
+from refold.session import Hub, Live, SessionLog, Subscription, boundaries
 from refold.view import Frame, Outcome, Position, Rung, ViewState
 from refold.view.digest import elide_item
 from refold.view.families import FAMILIES
@@ -190,15 +190,19 @@ class Desk:
             if (cursor := page.next_cursor) is None:
                 return found
 
+    async def subscription(self, after: Position) -> Subscription:
+        """A subscription after a position."""
+        session = await self.store.read(lambda reader: reader.get(SessionRecord, 1))
+        return self._ample.subscription(session, after)
+
     async def pushed(self, after: Position) -> list[Frame]:
         """What a subscription after a position hands out up to the head."""
-        session = await self.store.read(lambda reader: reader.get(SessionRecord, 1))
-        subscription, found = self._ample.subscription(session, after), []
+        subscription, found = await self.subscription(after), []
         async for batch in subscription.frames():
             assert batch.gap is None
             if not batch.frames:
                 break
-            found += [frame for _, frame in batch.frames]
+            found += [each.frame for each in batch.frames]
         subscription.close()
         return found
 

@@ -6,8 +6,8 @@ A transport feeds what it received and then collects two lists: what happened, a
     for event in connection.events(): …
     for frame in connection.data_to_send(): …
 
-Both lists are handed over whole and start anew. `reply`, `fail`, `notify` and `request` also leave something to send;
-`next_to_send` hands it over frame by frame, so that `unsent_bytes` tells how far behind a slow reader is.
+Both lists are handed over whole and start anew. `reply`, `fail`, `notify`, `relay` and `request` also leave something
+to send; `next_to_send` hands it over frame by frame, so that `unsent_bytes` tells how far behind a slow reader is.
 Laws: nothing that a peer sends raises; every request is answered exactly once, here or by `reply` or `fail`; the events
 do not depend on how the bytes were chunked.
 
@@ -105,7 +105,8 @@ class Connection:
         self._state = State.NEW
         self._client: Params = {}
         self._granted: tuple[str, ...] = ()
-        self._muted: frozenset[str] = frozenset()
+        self._unwanted: frozenset[str] = frozenset()
+        """Notifications that the client has opted out of, or lacks the grant for."""
         self._open: dict[RequestId, Call] = {}
         self._asked: set[int] = set()
         self._held: list[tuple[str | None, bytes]] = []
@@ -224,6 +225,11 @@ class Connection:
         if self._state is not State.READY or self._wanted(method):
             self._push(method, jsonrpc.write_notification(method, params, emitted_at_ms, self._limits.frame_bytes))
 
+    def relay(self, method: str, text: bytes, emitted_at_ms: int) -> None:
+        """As `notify`, of what many are told: `text` is the notification, `{"method":…,"params":…}`, written once."""
+        if self._state is not State.READY or self._wanted(method):
+            self._push(method, jsonrpc.wrap_notification(text, emitted_at_ms, self._limits.frame_bytes))
+
     def request(self, method: str, params: Json = None) -> int:
         """Sends a request and returns its id, which the `Replied` event will carry. Errors as `notify`."""
         request_id = self._next_request_id()
@@ -267,7 +273,10 @@ class Connection:
         granted = tuple(name for name in grantable if name in wishes.get("requestedCapabilities", ()))
         self._send(jsonrpc.write_result(request.id, initialize_result(self._host, granted)))
         self._client, self._granted = client, granted
-        self._muted = frozenset(wishes.get("optOutNotificationMethods", ())) - methods.PROTECTED
+        opted_out = frozenset(wishes.get("optOutNotificationMethods", ())) - methods.PROTECTED
+        self._unwanted = opted_out | {
+            method for method, needed in methods.NOTIFICATION_CAPABILITIES.items() if needed not in granted
+        }
         self._state = MOVES[self._state, request.method]
 
     def _open_call(self, request: Request) -> None:
@@ -307,7 +316,7 @@ class Connection:
         self._held.clear()
 
     def _wanted(self, method: str) -> bool:
-        return method not in self._muted and methods.NOTIFICATION_CAPABILITIES.get(method) in (None, *self._granted)
+        return method not in self._unwanted
 
     def _refuse(self, request_id: RequestId | None, error: RefoldError, asked: Json = None) -> None:
         self._send(jsonrpc.write_error(request_id, error, asked, self._limits.frame_bytes))

@@ -229,6 +229,14 @@ def write_notification(method: str, params: Json, emitted_at_ms: int | None, lim
     return _write(_present({"method": method, "params": params, "emittedAtMs": emitted_at_ms}), limit)
 
 
+def wrap_notification(text: bytes, emitted_at_ms: int, limit: int = FRAME_LIMIT) -> bytes:
+    """As `write_notification`, byte for byte, of what many are told: `text` is `{"method":…,"params":…}`, written once.
+
+    Raises FrameTooLarge.
+    """
+    return _checked(b'{"jsonrpc":"2.0",%b,"emittedAtMs":%d}\n' % (text[1:-1], emitted_at_ms), limit)
+
+
 def write_result(request_id: RequestId, result: Json, limit: int = FRAME_LIMIT) -> bytes:
     """Encodes the answer to a request. Raises FrameTooLarge."""
     return _write({"id": request_id, "result": result}, limit)
@@ -258,7 +266,10 @@ def _present(frame: dict[str, Json]) -> dict[str, Json]:
 
 
 def _write(frame: dict[str, Json], limit: int = FRAME_LIMIT) -> bytes:
-    data = canonical.encode({"jsonrpc": "2.0", **frame}).encode() + b"\n"
+    return _checked(canonical.encode({"jsonrpc": "2.0", **frame}).encode() + b"\n", limit)
+
+
+def _checked(data: bytes, limit: int) -> bytes:
     if len(data) > limit:
         raise FrameTooLarge(f"the frame would have {len(data)} bytes, the cap is {limit}", limit_bytes=limit)
     return data

@@ -321,7 +321,7 @@ ROUTES: Final[tuple[Row, ...]] = (
         endpoint=streams.events,
         summary="A Session's events after a cursor, and as they come: SSE or NDJSON",
         query=bodies.EventsQuery,
-        answers={200: Media((streams.SSE, streams.NDJSON))},
+        answers={200: Media((streams.SSE.media_type, streams.NDJSON.media_type))},
         refuses=(410,),
     ),
 )

@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from refold import __version__, diagnostics
+from refold.canonical import encode
 from refold.errors import CommandRejected, Conflict, NotFound, RefoldError
 from refold.flowir.lifecycle import Verb
 from refold.protocol import Call, Connection, HostInfo, State
@@ -90,8 +91,9 @@ class Rpc:
 
     def broadcast(self, method: str, params: Json) -> None:
         """Tells every connection. Nobody waits for a slow one."""
+        text = encode({"method": method, "params": params}).encode()
         for peer in self._peers:
-            peer.tell(method, params)
+            peer.tell(method, text)
 
     def _changed(self, change: Change) -> None:
         """Tells every connection how a Session stands now, and those that keep a list the whole of its row."""
@@ -164,8 +166,8 @@ class Peer:
         self._connection.receive_frame(frame)
         await self._serve()
 
-    def tell(self, method: str, params: Json) -> None:
-        """Sends a notification that the peer has not asked for, and waits for nothing.
+    def tell(self, method: str, text: bytes) -> None:
+        """Sends a notification that the peer has not asked for, and waits for nothing. `text` as `Connection.relay`.
 
         Such notices are not protected: a peer that does not read what it was sent before is not told, and they cost no
         more than `NOTICE_BYTES`. What they say stands in the Session objects of `session/list` as well.
@@ -174,10 +176,11 @@ class Peer:
             self._app.metrics.notices_dropped += 1
             return
         try:
-            self._notify(method, params)
+            self._connection.relay(method, text, self._app.clock.now_ms())
         except RefoldError as error:
             log.info("peer_not_told", method=method, reason=str(error))
-        if not self._sending.locked():  # whoever sends takes along what comes meanwhile
+        # Whoever sends takes along what comes meanwhile; to those who have not asked for it there is nothing to send.
+        if self._connection.unsent_bytes and not self._sending.locked():
             self._spawn(self._flush_quietly())
 
     async def _flush_quietly(self) -> None:
@@ -274,7 +277,7 @@ class Peer:
                     if batch is not None:
                         await self._deliver(session, batch)
                         subscription.take(batch)
-                if batch is None:
+                if batch is None or (subscription.is_idle and not self._connection.bookmarks):
                     await subscription.rung()
         except PeerGone:
             subscription.close()
@@ -290,10 +293,12 @@ class Peer:
             self._notify(batch.gap["method"], batch.gap["params"])
             for request, opened in await self._app.requests.pending(session.session_id):
                 self._ask(_OPENED[request.kind], opened)  # the event may lie in the gap; the question may not
-        for _, frame in (*batch.kept, *batch.frames):
-            self._notify(frame["method"], frame["params"])
-            if frame["method"] in _ASKED:
-                self._ask(frame["method"], frame["params"])
+        now = self._app.clock.now_ms()
+        for _, frame, text in (*batch.kept, *batch.frames):
+            method = frame["method"]
+            self._connection.relay(method, text, now)
+            if method in _ASKED:
+                self._ask(method, frame["params"])
         if batch.is_empty and self._connection.bookmarks:
             self._notify("view/caughtUp", await self._app.sessions.bookmark(session.session_id))
         await self._flush()

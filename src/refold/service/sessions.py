@@ -44,7 +44,7 @@ from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger, later
 from refold.service.settings import ViewSettings
 from refold.service.tasks import NewTask, Tasks
-from refold.session import Frames, Hub, Live, SessionLog, Subscription, boundaries
+from refold.session import Frames, Hub, Live, SessionLog, Subscription, Suffixes, boundaries
 from refold.store import Reader, Store, Tx, append_log, value_text
 from refold.view import Anchor, Position, Rung
 
@@ -123,6 +123,7 @@ class Sessions:
         self._hub = hub
         self._live = live
         self._log = log
+        self._suffixes = Suffixes(log)
         self._settings = settings
         self._looked_at: dict[int, int] = {}
         self._compactions: set[asyncio.Task[None]] = set()
@@ -221,7 +222,8 @@ class Sessions:
 
     def subscription(self, session: SessionRecord, after: Position, *, hears: bool = False) -> Subscription:
         """What delivers the frames strictly after a position; `hears`: and what agents say meanwhile."""
-        return Subscription(self._store, self._hub, self._log, session, after, live=self._live if hears else None)
+        live = self._live if hears else None
+        return Subscription(self._store, self._hub, self._log, self._suffixes, session, after, live=live)
 
     async def bookmark(self, session_id: str) -> Json:
         """Where the head is, and the digest of the state there: a client that folds can check that it has all."""
@@ -414,9 +416,11 @@ class Sessions:
             await self._store.write(lambda tx: self._prune_in(tx, session_id))
 
     def _prune_in(self, tx: Tx, session_id: str) -> None:
+        session = find_session(tx, session_id)
+        self._suffixes.forget(session.n)
         boundaries.prune(
             tx,
-            find_session(tx, session_id),
+            session,
             retain_events=self._settings.retain_events,
             keep_boundaries=self._settings.keep_boundaries,
         )

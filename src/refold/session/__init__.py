@@ -5,5 +5,6 @@ from refold.session.hub import Hub
 from refold.session.live import Live
 from refold.session.log import Frames, SessionLog
 from refold.session.subscription import Batch, Subscription
+from refold.session.suffixes import Shown, Suffixes
 
-__all__ = ["Batch", "Frames", "Hub", "Live", "SessionLog", "Subscription", "boundaries"]
+__all__ = ["Batch", "Frames", "Hub", "Live", "SessionLog", "Shown", "Subscription", "Suffixes", "boundaries"]

@@ -1,7 +1,8 @@
 """Wake-ups: a number per Session that says "look", never what there is to see.
 
 The log is the only truth. A commit rings the bells of its Sessions; whoever waits reads the log after its own position.
-A lost or doubled ring costs a read, never an event. Open the bell first, then read: what is appended in between rings.
+The number is where the log ends: who has all up to there need not look. A lost or doubled ring costs a read, never an
+event. Open the bell first, then read: what is appended in between rings.
 """
 
 from __future__ import annotations
@@ -15,15 +16,26 @@ class Hub:
 
     def __init__(self) -> None:
         self._bells: dict[int, set[asyncio.Event]] = {}
+        self._heads: dict[int, int] = {}
         self._loaded: set[int] = set()
         self._used: set[int] = set()
 
     def ring(self, heads: Mapping[int, int]) -> None:
         """Wakes everybody who waits for one of these Sessions. The store calls it after each commit that appended."""
-        self._used.update(heads)
-        for session in heads:
-            for bell in self._bells.get(session, ()):
-                bell.set()
+        for session, head in heads.items():
+            self.wake(session)
+            if session in self._bells:
+                self._heads[session] = head
+
+    def wake(self, session: int) -> None:
+        """Wakes everybody who waits for a Session, for something that is not in its log."""
+        self._used.add(session)
+        for bell in self._bells.get(session, ()):
+            bell.set()
+
+    def head(self, session: int) -> int:
+        """Where the log ended when it last rang; 0 if it has not since anybody listens."""
+        return self._heads.get(session, 0)
 
     def open(self, session: int) -> asyncio.Event:
         """A bell that rings from now on. Give it back with `close`."""
@@ -39,6 +51,7 @@ class Hub:
         bells.discard(bell)
         if not bells:
             self._bells.pop(session, None)
+            self._heads.pop(session, None)
 
     def is_heard(self, session: int) -> bool:
         """Whether anybody waits for the Session."""

@@ -70,7 +70,7 @@ class Live:
             utterance = found[item_id] = Utterance(item_id, opened, attempt)
         if utterance.attempt == attempt:
             utterance.add(text, keep=self._hub.is_heard(session))
-            self._hub.ring({session: opened})
+            self._hub.wake(session)
 
     def end(self, session: int, item_id: str) -> None:
         """An attempt has said all it will. Its item ends soon, or a retry goes on in silence."""
@@ -114,9 +114,13 @@ class Listener:
 
     def pieces(self, position: Position) -> list[Piece]:
         """What was said since, of items that a reader at `position` knows, one piece an item."""
+        utterances = self._live.of(self._session)
+        if not utterances:  # as mostly: this is asked by every reader of every commit
+            self._deaf_to.clear()
+            self._heard.clear()
+            return []
         if position != self._at:
             self._at, self._fragments = position, 0
-        utterances = self._live.of(self._session)
         now = {each.item_id for each in utterances}
         self._deaf_to &= now
         self._heard = {item: count for item, count in self._heard.items() if item in now}

@@ -1,7 +1,8 @@
 """One reader's subscription: it pulls the log after its own position, at its own speed.
 
 Nothing is queued for a reader beyond what it is handed: a slow one reads later, from the log. Delivery is strictly
-after the position, so the seam to what an answer already covered has neither a hole nor a double.
+after the position, so the seam to what an answer already covered has neither a hole nor a double. Readers that stand at
+one position near the head share one read, and what it gave (`suffixes`): what a commit costs does not grow with them.
 
 A reader that has fallen too far behind, in rows or in bytes, jumps near the head, and is told with one `view/gap` what
 it has not been handed; it pages that from the log, or takes a snapshot. Ends of requests are handed out even so: a
@@ -18,14 +19,12 @@ from refold.records import LogRow, RequestRow, SessionRecord
 from refold.session.hub import Hub
 from refold.session.live import Listener, Live, Piece
 from refold.session.log import Frames, SessionLog
+from refold.session.suffixes import Shown, Suffixes, shown
 from refold.store import Reader, Store
 from refold.view import CHAIN_BYTES, Frame, Position, delta
 
 NEAR_HEAD: Final = 64
 """How many of the newest frames a reader that jumps is handed."""
-
-BATCH_BYTES: Final = 512 * 1024
-"""About how many bytes of log rows are handed out at once: what a reader that stands still costs."""
 
 
 class Batch(NamedTuple):
@@ -33,11 +32,13 @@ class Batch(NamedTuple):
 
     `gap` comes before all frames. `kept` are the frames inside the gap that are handed out in spite of it, in order;
     the position is that of the last of `frames` all the same. `said` are notifications without a place in the view.
+    Who has taken it has all up to the log row `through`.
     """
 
-    frames: Frames
+    frames: Sequence[Shown]
+    through: int
     gap: Frame | None = None
-    kept: Frames = []  # noqa: RUF012 - never changed
+    kept: Sequence[Shown] = ()
     said: Sequence[tuple[Piece, Frame]] = ()
 
     @property
@@ -65,6 +66,7 @@ class Subscription:
         store: Store,
         hub: Hub,
         log: SessionLog,
+        suffixes: Suffixes,
         session: SessionRecord,
         after: Position,
         *,
@@ -75,6 +77,7 @@ class Subscription:
         self._store = store
         self._hub = hub
         self._log = log
+        self._suffixes = suffixes
         self._session = session
         self._bell = hub.open(session.n)
         self.closed = False
@@ -84,6 +87,8 @@ class Subscription:
         """The head when the reader came or jumped: up to there nothing is jumped over."""
         self._at_head = False
         self.position = after
+        self._through = 0
+        """The log row up to which nothing follows the position."""
         self._cursor: str | None = None
         """That of the last frame that was taken."""
         self._listener = None if live is None else Listener(live, session.n)
@@ -101,7 +106,11 @@ class Subscription:
     async def look(self) -> Batch | None:
         """What is there now; None if there is nothing, and the reader knows, or if the subscription is closed."""
         self._bell.clear()  # before the read: what is appended after it rings again
-        batch = await self._store.read(self._all)
+        batch = self._at_hand()
+        if batch is None:
+            batch = await self._store.read(self._all)
+        if not batch.frames:
+            self._through = batch.through
         if self.closed or (self._at_head and batch.is_empty):
             return None
         return batch
@@ -117,7 +126,14 @@ class Subscription:
             self._at_head = True
         elif batch.frames:
             self._at_head = False
-            self.position, self._cursor = batch.frames[-1][0], batch.frames[-1][1]["params"]["viewCursor"]
+            last = batch.frames[-1]
+            self.position, self._cursor = last.position, last.frame["params"]["viewCursor"]
+            self._through = batch.through
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether looking again gives nothing before the bell rings, unless one who reaches the head is to be told."""
+        return self._head <= self._through and not self._hears()
 
     async def rung(self) -> None:
         """Waits until it is worth looking again."""
@@ -128,7 +144,7 @@ class Subscription:
         """Yields what a closed subscription still owes, up to and with the frame at `until`."""
         while self.position < until:
             batch = await self._store.read(self._next)
-            frames = [each for each in batch.frames if each[0] <= until]
+            frames = [each for each in batch.frames if each.position <= until]
             if not frames:
                 return
             batch = batch._replace(frames=frames)
@@ -140,6 +156,26 @@ class Subscription:
         self.closed = True
         self._hub.close(self._session.n, self._bell)
         self._bell.set()
+
+    @property
+    def _head(self) -> int:
+        """Where the log ends, as far as is known without a read; nothing is appended behind it without a ring."""
+        return max(self._hub.head(self._session.n), self._owed or 0)
+
+    def _at_hand(self) -> Batch | None:
+        """What to hand out, if that can be told without a read: to a reader that is near the head and hears nothing."""
+        if self._owed is None or self._hears():
+            return None
+        head = self._head
+        if head <= self._through:
+            return Batch((), self._through)
+        if head - self.position.seq > min(NEAR_HEAD, self._behind):
+            return None
+        suffix = self._suffixes.known(self._session.n, self.position, head)
+        return None if suffix is None else Batch(*suffix)
+
+    def _hears(self) -> bool:
+        return self._listener is not None and bool(self._listener.pieces(self.position))
 
     def _all(self, reader: Reader) -> Batch:
         """What to hand out, with what was said before it: the end of an item comes after all that it said."""
@@ -159,7 +195,7 @@ class Subscription:
     def _next(self, reader: Reader) -> Batch:
         head = reader.get(SessionRecord, self._session.n)
         if head is None:
-            return Batch([])
+            return Batch((), self._through)
         if self._owed is None:
             self._owed = head.seq
         if head.floor and self.position < self._log.floor(reader, head):
@@ -168,7 +204,7 @@ class Subscription:
             near = self._log.before(reader, head, None, NEAR_HEAD)
             if near[0][0] > self.position:  # else all it lacks are rows without a frame
                 return self._jump(reader, head, near)
-        return Batch(self._log.after(reader, head, self.position, nbytes=BATCH_BYTES))
+        return Batch(*self._suffixes.after(reader, head, self.position))
 
     def _is_far_behind(self, reader: Reader, head: SessionRecord) -> bool:
         """Whether more waits than a reader is kept for. A few rows are not measured: no log row is that large."""
@@ -180,22 +216,24 @@ class Subscription:
     def _over_the_floor(self, reader: Reader, head: SessionRecord) -> Batch:
         """What retention has taken from under a reader is a gap as well; paged, it is answered as truncated."""
         earliest, floor = self._log.earliest(reader, head), self._log.floor(reader, head)
-        left = self._log.after(reader, head, floor, nbytes=BATCH_BYTES)
+        left = self._suffixes.after(reader, head, floor)
         missed = {
             "sessionId": head.session_id,
             "after": self._cursor or earliest,
-            "next": left[0][1]["params"]["viewCursor"],
+            "next": left.frames[0].frame["params"]["viewCursor"],
         }
-        return Batch(left, {"method": "view/gap", "params": missed})
+        return Batch(*left, gap={"method": "view/gap", "params": missed})
 
     def _jump(self, reader: Reader, head: SessionRecord, near: Frames) -> Batch:
         self._owed = head.seq
         last = self._log.before(reader, head, Position(self.position.seq, self.position.k + 1), 1)[-1][1]["params"]
         first = near[0][1]["params"]
+        newest = Batch(shown(near), head.seq)
         if first["prevCursor"] == last["viewCursor"]:
-            return Batch(near)
+            return newest
         missed = {"sessionId": head.session_id, "after": last["viewCursor"], "next": first["viewCursor"]}
-        return Batch(near, {"method": "view/gap", "params": missed}, self._settled(reader, head, near[0][0]))
+        settled = shown(self._settled(reader, head, near[0][0]))
+        return newest._replace(gap={"method": "view/gap", "params": missed}, kept=settled)
 
     def _settled(self, reader: Reader, head: SessionRecord, until: Position) -> Frames:
         """The ends of requests that lie between the reader's position and `until`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 from starlette.responses import StreamingResponse
 
@@ -17,13 +17,33 @@ from refold.server.bodies import EventsQuery
 from refold.server.contract import Ask, Reply
 from refold.service.app import App
 from refold.session import Subscription
-
-Json = Any
+from refold.view import Frame
 
 KEEP_ALIVE_SECS: Final = 15.0
 """How long a stream may be silent: what nobody reads any more is found by writing to it."""
 
-SSE, NDJSON = "text/event-stream", "application/x-ndjson"
+
+class Form(NamedTuple):
+    """How events are written, each from its frame and that frame's JSON."""
+
+    media_type: str
+    write: Callable[[Frame, bytes], bytes]
+    silence: bytes
+    """What is written where there is nothing to tell."""
+
+
+def _sse(frame: Frame, text: bytes) -> bytes:
+    cursor = frame["params"].get("viewCursor")
+    head = f"id: {cursor}\n" if cursor else ""
+    return b"%bevent: %b\ndata: %b\n\n" % (head.encode(), frame["method"].encode(), text)
+
+
+def _ndjson(_: Frame, text: bytes) -> bytes:
+    return text + b"\n"
+
+
+SSE: Final = Form("text/event-stream", _sse, b":\n\n")
+NDJSON: Final = Form("application/x-ndjson", _ndjson, b"\n")
 
 
 async def events(app: App, ask: Ask[None, EventsQuery]) -> Reply:
@@ -31,29 +51,27 @@ async def events(app: App, ask: Ask[None, EventsQuery]) -> Reply:
     request = ask.request
     after = ask.query.after or request.headers.get("last-event-id")
     session, position, _ = await app.sessions.follow(ask.ids["session_id"], after)
-    wants_sse = SSE in request.headers.get("accept", "")
+    form = SSE if SSE.media_type in request.headers.get("accept", "") else NDJSON
     subscription = app.sessions.subscription(session, position)
-    lines = _lines(subscription, _sse if wants_sse else _ndjson, follow=ask.query.follow)
+    lines = _lines(subscription, form, follow=ask.query.follow)
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(lines, media_type=SSE if wants_sse else NDJSON, headers=headers)
+    return StreamingResponse(lines, media_type=form.media_type, headers=headers)
 
 
-async def _lines(
-    subscription: Subscription, write: Callable[[Json | None], str], *, follow: bool
-) -> AsyncIterator[str]:
+async def _lines(subscription: Subscription, form: Form, *, follow: bool) -> AsyncIterator[bytes]:
     batches = aiter(subscription.frames())
     upcoming = asyncio.ensure_future(anext(batches))
     try:
         while True:
             done, _ = await asyncio.wait([upcoming], timeout=KEEP_ALIVE_SECS)
             if not done:
-                yield write(None)
+                yield form.silence
                 continue
             batch = upcoming.result()
             if batch.gap is not None:
-                yield write(batch.gap)
-            for _, frame in batch.frames:
-                yield write(frame)
+                yield form.write(batch.gap, encode(batch.gap).encode())
+            for _, frame, text in batch.frames:
+                yield form.write(frame, text)
             if not batch.frames and not follow:
                 return
             upcoming = asyncio.ensure_future(anext(batches))
@@ -62,15 +80,3 @@ async def _lines(
     finally:
         upcoming.cancel()
         subscription.close()
-
-
-def _sse(frame: Json | None) -> str:
-    if frame is None:
-        return ":\n\n"
-    cursor = frame["params"].get("viewCursor")
-    head = f"id: {cursor}\n" if cursor else ""
-    return f"{head}event: {frame['method']}\ndata: {encode(frame)}\n\n"
-
-
-def _ndjson(frame: Json | None) -> str:
-    return "\n" if frame is None else encode(frame) + "\n"
