@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -16,14 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle_kit import Desk
 from service_kit import Crew, House, Line, uuid7
-from view_kit import UNCOMPACTED
+from view_kit import UNCOMPACTED, append
 
 from refold import canonical, view
 from refold.canonical import encode
 from refold.server.rpc import Rpc
 from refold.service.app import App
 from refold.session import Batch, Subscription, Suffixes
-from refold.session.suffixes import KEPT_BYTES, Suffix
+from refold.session.suffixes import KEPT_BYTES
 from refold.store import Reader
 from refold.view import Frame
 
@@ -37,8 +38,6 @@ pytestmark = pytest.mark.anyio
 
 
 class Cost(NamedTuple):
-    """What some events cost that were appended one after the other, each told before the next."""
-
     reads: int
     texts: int
     """JSON texts written."""
@@ -49,17 +48,20 @@ async def app(house: House, crew: Crew) -> AsyncIterator[App]:
     yield await house.open(view=UNCOMPACTED)
 
 
-async def cost(app: App, readers: int, monkeypatch: pytest.MonkeyPatch) -> Cost:
-    """What `EVENTS` events cost with so many connections at the head of a Session."""
-    rpc, counted = Rpc(app, "/home"), SimpleNamespace(reads=0, texts=0)
+Happens = Callable[[App, str, list[Line]], Awaitable[None]]
+
+
+async def cost(app: App, readers: int, happens: Happens, monkeypatch: pytest.MonkeyPatch) -> Cost:
+    """What it costs that something happens in a Session, with so many connections at its head."""
+    rpc, counted = Rpc(app, "/home"), Counter[str]()
     read, dumps = app.store.read, orjson.dumps
 
     async def reading(fn: Callable[[Reader], Any]) -> Any:
-        counted.reads += 1
+        counted["reads"] += 1
         return await read(fn)
 
     def writing(*args: Any, **how: Any) -> bytes:
-        counted.texts += 1
+        counted["texts"] += 1
         return dumps(*args, **how)
 
     async with AsyncExitStack() as stack:
@@ -67,50 +69,71 @@ async def cost(app: App, readers: int, monkeypatch: pytest.MonkeyPatch) -> Cost:
         session = await lines[0].start("echo")
         for line in lines[1:]:
             await line.resume(session)
-        await told_all(app, session, lines, 1)
+        await renamed(app, session, lines)
         known = {name: getattr(orjson, name) for name in dir(orjson) if not name.startswith("__")}
         with monkeypatch.context() as patch:
             patch.setattr(app.store, "read", reading)
             patch.setattr(canonical, "orjson", SimpleNamespace(**known | {"dumps": writing}))
-            for n in range(EVENTS):
-                await told_all(app, session, lines, 2 + n)
-    return Cost(counted.reads, counted.texts)
+            await happens(app, session, lines)
+        page = await lines[0].page(session)
+        for line in lines:
+            assert line.pushed(session) == page[2:]
+    return Cost(counted["reads"], counted["texts"])
 
 
-async def told_all(app: App, session: str, lines: list[Line], nth: int) -> None:
-    """Renames a Session, and waits until every line was told: it is their n-th event."""
-    await app.sessions.rename(uuid7(), {"n": nth}, session_id=session, name=f"name {nth}")
+async def renamed(app: App, session: str, lines: list[Line]) -> None:
+    """One event, and every line has it."""
+    name = uuid7()
+    await app.sessions.rename(uuid7(), {}, session_id=session, name=name)
     for line in lines:
-        await line.until(lambda frame: frame.get("params", {}).get("name") == f"name {nth}")
-        assert len(line.pushed(session)) == nth
+        await line.until(lambda frame: frame.get("params", {}).get("name") == name)
+
+
+async def one_by_one(app: App, session: str, lines: list[Line]) -> None:
+    for _ in range(EVENTS):
+        await renamed(app, session, lines)
+
+
+async def many_at_once(app: App, session: str, lines: list[Line]) -> None:
+    """More than is kept here, and more than a reader is handed at once."""
+    await append(app, session, 400, 4 * KEPT_BYTES // 400)
+    await renamed(app, session, lines)
 
 
 async def test_an_event_costs_one_read_and_one_text_however_many_stand_at_the_head(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few, many = await cost(app, FEW, monkeypatch), await cost(app, MANY, monkeypatch)
-    assert many == few
+    few = await cost(app, FEW, one_by_one, monkeypatch)
+    assert await cost(app, MANY, one_by_one, monkeypatch) == few
     assert few.reads == 2 * EVENTS, "one of the log, and one of how the Session stands"
 
 
+async def test_readers_go_through_much_in_step_so_that_it_is_written_once(
+    app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = await cost(app, FEW, many_at_once, monkeypatch)
+    assert (await cost(app, MANY, many_at_once, monkeypatch)).texts == few.texts
+
+
 async def test_the_counters_see_readers_that_do_not_share(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = await cost(app, MANY, monkeypatch)
+    shared = await cost(app, MANY, one_by_one, monkeypatch)
     monkeypatch.setattr(Suffixes, "known", lambda *_: None)
-    alone = await cost(app, MANY, monkeypatch)
+    alone = await cost(app, MANY, one_by_one, monkeypatch)
     assert alone.reads >= shared.reads + EVENTS * (MANY - 1)
     assert alone.texts >= shared.texts + EVENTS * (MANY - 1)
 
 
-async def test_a_connection_that_is_told_of_nothing_is_not_woken_for_it(
+async def test_a_broadcast_costs_a_connection_that_has_not_asked_for_it_no_turn(
     app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broadcast that it has not asked for costs it no task, and no turn of the loop."""
-    async with Line(app) as line:
-        flushed = mock.AsyncMock()
-        monkeypatch.setattr(line._peer, "_flush", flushed)
-        line._peer.tell("session/listChanged", b'{"method":"session/listChanged","params":{}}')
-        await asyncio.sleep(0)
-        flushed.assert_not_called()
+    rpc = Rpc(app, "/home")
+    async with Line(app, rpc) as line:
+        flush = mock.AsyncMock()
+        monkeypatch.setattr(line._peer, "_flush", flush)
+        for method in ("session/listChanged", "session/started"):
+            rpc.broadcast(method, {})
+            await asyncio.sleep(0)
+        assert flush.call_count == 1
 
 
 # -- that each gets its own -------------------------------------------------------------------------------------------
@@ -185,7 +208,7 @@ async def test_what_is_kept_is_bounded_in_number_and_in_bytes(monkeypatch: pytes
     for size in [*[KEPT_BYTES // 10] * 20, *[1] * 10]:
         await author.append(view.model_changed(0, model="m" * size, source="user", command=uuid7()))
     suffixes, places = Suffixes(author.log), [position for position, _ in await author.placed()]
-    kept = list[Suffix]()
+    kept = list[Batch]()
     for position in places:
         newest = await author.read(lambda reader, session, at=position: suffixes.after(reader, session, at))
         known = [suffixes.known(1, at, places[-1].seq) for at in places]
@@ -199,14 +222,14 @@ async def test_that_nothing_follows_holds_no_longer_than_the_log_ends_there() ->
     author = await Author().play(b"")
     suffixes, (head, _) = Suffixes(author.log), (await author.placed())[-1]
 
-    async def after() -> Suffix:
+    async def after() -> Batch:
         return await author.read(lambda reader, session: suffixes.after(reader, session, head))
 
-    assert await after() == ([], head.seq)
+    assert await after() == Batch([], head.seq)
     assert suffixes.known(1, head, head.seq) is not None
     assert suffixes.known(1, head, head.seq + 1) is None
     await author.append(view.session_resumed(0, command=uuid7()))
-    assert await after() == ([], head.seq + 1), "a row without a frame"
+    assert await after() == Batch([], head.seq + 1), "a row without a frame"
     await author.append(view.name_changed(0, name="n", command=uuid7()))
     first = await after()
     await author.append(view.name_changed(0, name="m", command=uuid7()))

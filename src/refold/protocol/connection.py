@@ -215,6 +215,10 @@ class Connection:
 
     # -- speaking up --------------------------------------------------------------------------------------------------
 
+    def wants(self, method: str) -> bool:
+        """Whether a notification would be sent, or held for a client that has not said yet what it wants."""
+        return self._state is not State.READY or method not in self._unwanted
+
     def notify(self, method: str, params: Json = None, emitted_at_ms: int | None = None) -> None:
         """Sends a notification, unless the client has opted out of it or lacks the grant for it.
 
@@ -222,12 +226,12 @@ class Connection:
             FrameTooLarge: it is above the cap and was not sent.
             RefoldError: `backpressured`, if the client is not ready and too much is held for it already.
         """
-        if self._state is not State.READY or self._wanted(method):
+        if self.wants(method):
             self._push(method, jsonrpc.write_notification(method, params, emitted_at_ms, self._limits.frame_bytes))
 
     def relay(self, method: str, text: bytes, emitted_at_ms: int) -> None:
         """As `notify`, of what many are told: `text` is the notification, `{"method":…,"params":…}`, written once."""
-        if self._state is not State.READY or self._wanted(method):
+        if self.wants(method):
             self._push(method, jsonrpc.wrap_notification(text, emitted_at_ms, self._limits.frame_bytes))
 
     def request(self, method: str, params: Json = None) -> int:
@@ -311,12 +315,9 @@ class Connection:
     def _release(self) -> None:
         # Only now is it known what the client wants: a frame may have been held since before `initialize`.
         for method, frame in self._held:
-            if method is None or self._wanted(method):
+            if method not in self._unwanted:
                 self._send(frame)
         self._held.clear()
-
-    def _wanted(self, method: str) -> bool:
-        return method not in self._unwanted
 
     def _refuse(self, request_id: RequestId | None, error: RefoldError, asked: Json = None) -> None:
         self._send(jsonrpc.write_error(request_id, error, asked, self._limits.frame_bytes))

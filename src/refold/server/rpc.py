@@ -91,9 +91,10 @@ class Rpc:
 
     def broadcast(self, method: str, params: Json) -> None:
         """Tells every connection. Nobody waits for a slow one."""
-        text = encode({"method": method, "params": params}).encode()
-        for peer in self._peers:
-            peer.tell(method, text)
+        if listeners := [peer for peer in self._peers if peer.wants(method)]:
+            text = encode({"method": method, "params": params}).encode()
+            for peer in listeners:
+                peer.tell(method, text)
 
     def _changed(self, change: Change) -> None:
         """Tells every connection how a Session stands now, and those that keep a list the whole of its row."""
@@ -137,12 +138,13 @@ class Peer:
         self._app = rpc.app
         self._send = send
         self._connection = Connection(rpc.host, HANDLERS, rpc.next_id)
-        self._sending = asyncio.Lock()
+        self._speaking = asyncio.Lock()
+        """Held by whoever has something to say until it is sent: an answer and what it starts, a batch, notices."""
+        self._noticing: asyncio.Task[None] | None = None
         self._listens = asyncio.Event()
         self._subscriptions: dict[int, Subscription] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._has_asked: set[str] = set()
-        self._answering = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         await self._rpc.join(self)
@@ -166,6 +168,10 @@ class Peer:
         self._connection.receive_frame(frame)
         await self._serve()
 
+    def wants(self, method: str) -> bool:
+        """As `Connection.wants`."""
+        return self._connection.wants(method)
+
     def tell(self, method: str, text: bytes) -> None:
         """Sends a notification that the peer has not asked for, and waits for nothing. `text` as `Connection.relay`.
 
@@ -179,41 +185,42 @@ class Peer:
             self._connection.relay(method, text, self._app.clock.now_ms())
         except RefoldError as error:
             log.info("peer_not_told", method=method, reason=str(error))
-        # Whoever sends takes along what comes meanwhile; to those who have not asked for it there is nothing to send.
-        if self._connection.unsent_bytes and not self._sending.locked():
-            self._spawn(self._flush_quietly())
+        if self._noticing is None or self._noticing.done():  # else it takes along what comes meanwhile
+            self._noticing = self._spawn(self._send_notices())
 
-    async def _flush_quietly(self) -> None:
+    async def _send_notices(self) -> None:
         with contextlib.suppress(PeerGone):  # its transport knows, and ends it
-            await self._flush()
+            async with self._speaking:
+                await self._flush()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _notify(self, method: str, params: Json) -> None:
         self._connection.notify(method, params, self._app.clock.now_ms())
 
     async def _flush(self) -> None:
-        """Sends what is there, in order. Whoever calls waits for a slow reader; nobody else does.
+        """Sends what is there, in order, for one who is speaking. He waits for a slow reader; nobody else does.
 
         Frame by frame: what is not sent yet counts as unsent, and a frame that is put in while another is stuck goes
         out by the same hand.
         """
-        async with self._sending:
-            while (frame := self._connection.next_to_send()) is not None:
-                await self._send(frame)
+        while (frame := self._connection.next_to_send()) is not None:
+            await self._send(frame)
 
     async def _serve(self) -> None:
         for event in self._connection.events():
             if isinstance(event, Call):
-                async with self._answering:  # what a command causes is shown after its answer
+                async with self._speaking:  # what a command causes is shown after its answer
                     await self._answer(event)
             await asyncio.sleep(0)  # a peer that asks without pause must not keep the others waiting
         if self._connection.state is State.READY:
             self._listens.set()
-        await self._flush()
+        async with self._speaking:
+            await self._flush()
 
     async def _answer(self, call: Call) -> None:
         try:
@@ -272,13 +279,16 @@ class Peer:
         try:
             await self._listens.wait()
             while not subscription.closed:
-                async with self._answering:
+                async with self._speaking:
                     batch = await subscription.look()
                     if batch is not None:
                         await self._deliver(session, batch)
                         subscription.take(batch)
-                if batch is None or (subscription.is_idle and not self._connection.bookmarks):
+                is_idle = subscription.is_idle
+                if batch is None or (is_idle and not self._connection.bookmarks):
                     await subscription.rung()
+                elif not is_idle:  # who has much to catch up with keeps nobody waiting, and stays in step with others
+                    await asyncio.sleep(0)
         except PeerGone:
             subscription.close()
         except Exception as error:
@@ -294,12 +304,12 @@ class Peer:
             for request, opened in await self._app.requests.pending(session.session_id):
                 self._ask(_OPENED[request.kind], opened)  # the event may lie in the gap; the question may not
         now = self._app.clock.now_ms()
-        for _, frame, text in (*batch.kept, *batch.frames):
+        for _, frame, text in itertools.chain(batch.kept, batch.frames):
             method = frame["method"]
             self._connection.relay(method, text, now)
             if method in _ASKED:
                 self._ask(method, frame["params"])
-        if batch.is_empty and self._connection.bookmarks:
+        if self._connection.bookmarks and batch.is_empty:
             self._notify("view/caughtUp", await self._app.sessions.bookmark(session.session_id))
         await self._flush()
 

@@ -4,7 +4,7 @@ from refold.session import boundaries
 from refold.session.hub import Hub
 from refold.session.live import Live
 from refold.session.log import Frames, SessionLog
-from refold.session.subscription import Batch, Subscription
-from refold.session.suffixes import Shown, Suffixes
+from refold.session.subscription import Subscription
+from refold.session.suffixes import Batch, Shown, Suffixes
 
 __all__ = ["Batch", "Frames", "Hub", "Live", "SessionLog", "Shown", "Subscription", "Suffixes", "boundaries"]

@@ -11,21 +11,28 @@ import asyncio
 from collections.abc import Mapping
 
 
+class Bell(asyncio.Event):
+    """What one reader waits for."""
+
+    head = 0
+    """Where the log ended when it rang last, or as far as its reader has seen: nothing lies behind without a ring."""
+
+
 class Hub:
     """The bells of all Sessions of this process, and which Sessions are loaded here."""
 
     def __init__(self) -> None:
-        self._bells: dict[int, set[asyncio.Event]] = {}
-        self._heads: dict[int, int] = {}
+        self._bells: dict[int, set[Bell]] = {}
         self._loaded: set[int] = set()
         self._used: set[int] = set()
 
     def ring(self, heads: Mapping[int, int]) -> None:
         """Wakes everybody who waits for one of these Sessions. The store calls it after each commit that appended."""
+        self._used.update(heads)
         for session, head in heads.items():
-            self.wake(session)
-            if session in self._bells:
-                self._heads[session] = head
+            for bell in self._bells.get(session, ()):
+                bell.head = head
+                bell.set()
 
     def wake(self, session: int) -> None:
         """Wakes everybody who waits for a Session, for something that is not in its log."""
@@ -33,25 +40,20 @@ class Hub:
         for bell in self._bells.get(session, ()):
             bell.set()
 
-    def head(self, session: int) -> int:
-        """Where the log ended when it last rang; 0 if it has not since anybody listens."""
-        return self._heads.get(session, 0)
-
-    def open(self, session: int) -> asyncio.Event:
+    def open(self, session: int) -> Bell:
         """A bell that rings from now on. Give it back with `close`."""
         self._used.add(session)
-        bell = asyncio.Event()
+        bell = Bell()
         self._bells.setdefault(session, set()).add(bell)
         return bell
 
-    def close(self, session: int, bell: asyncio.Event) -> None:
+    def close(self, session: int, bell: Bell) -> None:
         """Ends a bell."""
         self._used.add(session)
         bells = self._bells.get(session, set())
         bells.discard(bell)
         if not bells:
             self._bells.pop(session, None)
-            self._heads.pop(session, None)
 
     def is_heard(self, session: int) -> bool:
         """Whether anybody waits for the Session."""

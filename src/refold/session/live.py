@@ -56,7 +56,8 @@ class Live:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._of: dict[int, dict[str, Utterance]] = {}
+        self.utterances: dict[int, dict[str, Utterance]] = {}
+        """By Session and item; read only, by others: most readers learn here that nobody has said anything."""
         self._ended: deque[tuple[int, str]] = deque()
 
     def say(self, session: int, opened: int, item_id: str, attempt: int, text: str) -> None:
@@ -64,7 +65,7 @@ class Live:
 
         A retry is not heard once an earlier attempt was: readers would have the two texts as one.
         """
-        found = self._of.setdefault(session, {})
+        found = self.utterances.setdefault(session, {})
         utterance = found.get(item_id)
         if utterance is None:
             utterance = found[item_id] = Utterance(item_id, opened, attempt)
@@ -74,19 +75,19 @@ class Live:
 
     def end(self, session: int, item_id: str) -> None:
         """An attempt has said all it will. Its item ends soon, or a retry goes on in silence."""
-        if item_id not in self._of.get(session, ()):
+        if item_id not in self.utterances.get(session, ()):
             return
         self._ended.append((session, item_id))
         while len(self._ended) > ENDED:
             gone, item = self._ended.popleft()
-            utterances = self._of.get(gone, {})
+            utterances = self.utterances.get(gone, {})
             utterances.pop(item, None)
             if not utterances:
-                self._of.pop(gone, None)
+                self.utterances.pop(gone, None)
 
     def of(self, session: int) -> Sequence[Utterance]:
         """What was said of the items of a Session that are open, or have just ended."""
-        return tuple(self._of.get(session, {}).values())
+        return tuple(self.utterances.get(session, {}).values())
 
 
 class Piece(NamedTuple):
@@ -112,15 +113,15 @@ class Listener:
         self._fragments = 0
         self.miss()
 
+    def hears(self, position: Position) -> bool:
+        """Whether there are `pieces`."""
+        return self._session in self._live.utterances and bool(self.pieces(position))
+
     def pieces(self, position: Position) -> list[Piece]:
         """What was said since, of items that a reader at `position` knows, one piece an item."""
-        utterances = self._live.of(self._session)
-        if not utterances:  # as mostly: this is asked by every reader of every commit
-            self._deaf_to.clear()
-            self._heard.clear()
-            return []
         if position != self._at:
             self._at, self._fragments = position, 0
+        utterances = self._live.of(self._session)
         now = {each.item_id for each in utterances}
         self._deaf_to &= now
         self._heard = {item: count for item, count in self._heard.items() if item in now}

@@ -12,39 +12,19 @@ never jumped over.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import AsyncIterator
+from typing import Final
 
 from refold.records import LogRow, RequestRow, SessionRecord
 from refold.session.hub import Hub
-from refold.session.live import Listener, Live, Piece
+from refold.session.live import Listener, Live
 from refold.session.log import Frames, SessionLog
-from refold.session.suffixes import Shown, Suffixes, shown
+from refold.session.suffixes import Batch, Suffixes, shown
 from refold.store import Reader, Store
-from refold.view import CHAIN_BYTES, Frame, Position, delta
+from refold.view import CHAIN_BYTES, Position, delta
 
 NEAR_HEAD: Final = 64
 """How many of the newest frames a reader that jumps is handed."""
-
-
-class Batch(NamedTuple):
-    """What a reader is handed at once, `said` first; an empty batch says that it is at the head.
-
-    `gap` comes before all frames. `kept` are the frames inside the gap that are handed out in spite of it, in order;
-    the position is that of the last of `frames` all the same. `said` are notifications without a place in the view.
-    Who has taken it has all up to the log row `through`.
-    """
-
-    frames: Sequence[Shown]
-    through: int
-    gap: Frame | None = None
-    kept: Sequence[Shown] = ()
-    said: Sequence[tuple[Piece, Frame]] = ()
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing in it."""
-        return not self.frames and not self.said
 
 
 class Subscription:
@@ -122,18 +102,20 @@ class Subscription:
                 self._listener.take(piece)
             if batch.gap is not None:
                 self._listener.miss()
-        if batch.is_empty:
-            self._at_head = True
-        elif batch.frames:
+        if batch.frames:
             self._at_head = False
             last = batch.frames[-1]
             self.position, self._cursor = last.position, last.frame["params"]["viewCursor"]
             self._through = batch.through
+        elif not batch.said:
+            self._at_head = True
 
     @property
     def is_idle(self) -> bool:
         """Whether looking again gives nothing before the bell rings, unless one who reaches the head is to be told."""
-        return self._head <= self._through and not self._hears()
+        if self._listener is not None and self._listener.hears(self.position):
+            return False
+        return self._bell.head <= self._through
 
     async def rung(self) -> None:
         """Waits until it is worth looking again."""
@@ -157,25 +139,16 @@ class Subscription:
         self._hub.close(self._session.n, self._bell)
         self._bell.set()
 
-    @property
-    def _head(self) -> int:
-        """Where the log ends, as far as is known without a read; nothing is appended behind it without a ring."""
-        return max(self._hub.head(self._session.n), self._owed or 0)
-
     def _at_hand(self) -> Batch | None:
         """What to hand out, if that can be told without a read: to a reader that is near the head and hears nothing."""
-        if self._owed is None or self._hears():
+        if self._owed is None or (self._listener is not None and self._listener.hears(self.position)):
             return None
-        head = self._head
+        head = self._bell.head
         if head <= self._through:
             return Batch((), self._through)
         if head - self.position.seq > min(NEAR_HEAD, self._behind):
             return None
-        suffix = self._suffixes.known(self._session.n, self.position, head)
-        return None if suffix is None else Batch(*suffix)
-
-    def _hears(self) -> bool:
-        return self._listener is not None and bool(self._listener.pieces(self.position))
+        return self._suffixes.known(self._session.n, self.position, head)
 
     def _all(self, reader: Reader) -> Batch:
         """What to hand out, with what was said before it: the end of an item comes after all that it said."""
@@ -197,14 +170,14 @@ class Subscription:
         if head is None:
             return Batch((), self._through)
         if self._owed is None:
-            self._owed = head.seq
+            self._owed = self._bell.head = head.seq
         if head.floor and self.position < self._log.floor(reader, head):
             return self._over_the_floor(reader, head)
         if self.position.seq >= self._owed and self._is_far_behind(reader, head):
             near = self._log.before(reader, head, None, NEAR_HEAD)
             if near[0][0] > self.position:  # else all it lacks are rows without a frame
                 return self._jump(reader, head, near)
-        return Batch(*self._suffixes.after(reader, head, self.position))
+        return self._suffixes.after(reader, head, self.position)
 
     def _is_far_behind(self, reader: Reader, head: SessionRecord) -> bool:
         """Whether more waits than a reader is kept for. A few rows are not measured: no log row is that large."""
@@ -222,7 +195,7 @@ class Subscription:
             "after": self._cursor or earliest,
             "next": left.frames[0].frame["params"]["viewCursor"],
         }
-        return Batch(*left, gap={"method": "view/gap", "params": missed})
+        return left._replace(gap={"method": "view/gap", "params": missed})
 
     def _jump(self, reader: Reader, head: SessionRecord, near: Frames) -> Batch:
         self._owed = head.seq

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 
 from refold.canonical import encode
 from refold.records import SessionRecord
+from refold.session.live import Piece
 from refold.session.log import SessionLog
 from refold.store import Reader
 from refold.view import Frame, Position
@@ -39,12 +40,24 @@ class Shown(NamedTuple):
     """The frame as JSON, `{"method":…,"params":…}`: whoever sends it puts its own envelope around that."""
 
 
-class Suffix(NamedTuple):
-    """Frames strictly after a position, as many as are handed out at once; none if nothing follows."""
+class Batch(NamedTuple):
+    """What a reader is handed at once, `said` first; an empty batch says that it is at the head.
+
+    `gap` comes before all frames. `kept` are the frames inside the gap that are handed out in spite of it, in order;
+    the position is that of the last of `frames` all the same. `said` are notifications without a place in the view.
+    Who has taken it has all up to the log row `through`.
+    """
 
     frames: Sequence[Shown]
     through: int
-    """The log row up to which these are all."""
+    gap: Frame | None = None
+    kept: Sequence[Shown] = ()
+    said: Sequence[tuple[Piece, Frame]] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it."""
+        return not self.frames and not self.said
 
 
 def shown(frames: Iterable[tuple[Position, Frame]]) -> list[Shown]:
@@ -57,20 +70,20 @@ class Suffixes:
 
     def __init__(self, log: SessionLog) -> None:
         self._log = log
-        self._kept: dict[tuple[int, int, int], Suffix] = {}
+        self._kept: dict[tuple[int, int, int], Batch] = {}
         self._bytes = 0
 
-    def known(self, session_n: int, position: Position, head: int) -> Suffix | None:
+    def known(self, session_n: int, position: Position, head: int) -> Batch | None:
         """What is kept of the suffix after `position` in a log that ends at row `head`; None if it is to be read."""
         found = self._kept.get((session_n, position.seq, position.k))
         return found if found is not None and (found.frames or found.through >= head) else None
 
-    def after(self, reader: Reader, session: SessionRecord, position: Position) -> Suffix:
-        """The suffix after `position`, which must be held; read if it is not known."""
+    def after(self, reader: Reader, session: SessionRecord, position: Position) -> Batch:
+        """The suffix after `position`, which must be held, or as much of it as is handed out at once."""
         suffix = self.known(session.n, position, session.seq)
         if suffix is None:
             frames = shown(self._log.after(reader, session, position, nbytes=BATCH_BYTES))
-            suffix = Suffix(frames, frames[-1].position.seq if frames else session.seq)
+            suffix = Batch(frames, frames[-1].position.seq if frames else session.seq)
             self._keep((session.n, position.seq, position.k), suffix)
         return suffix
 
@@ -79,7 +92,7 @@ class Suffixes:
         for key in [key for key in self._kept if key[0] == session_n]:
             self._drop(key)
 
-    def _keep(self, key: tuple[int, int, int], suffix: Suffix) -> None:
+    def _keep(self, key: tuple[int, int, int], suffix: Batch) -> None:
         self._drop(key)
         self._kept[key] = suffix
         self._bytes += _weight(suffix)
@@ -91,5 +104,5 @@ class Suffixes:
             self._bytes -= _weight(gone)
 
 
-def _weight(suffix: Suffix) -> int:
+def _weight(suffix: Batch) -> int:
     return sum(len(each.text) for each in suffix.frames)
