@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import copy
 import json
+import random
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import json_values
+from strategies import CTX, assign, flows, guard, json_values, lit, seq, step
 
-from refold.canonical import encode
+from refold.canonical import decode, encode
 from refold.errors import StoreDamaged
-from refold.flowir import path, read_all
+from refold.flowir import Blocked, Dispatch, FlowMachine, Node, Pass, Skip, parse_flow, path, read_all
+from refold.flowir.messages import Trail
 from refold.flowir.outputs import REPEATED_BYTES, Outputs
 from refold.flowir.snapshots import Writer, dispatch_ctx
 from refold.records import Lane, ReplayRow
@@ -37,12 +41,14 @@ class Log:
         self.writer = Writer()
         self.ordinal = 0
 
-    def passed(self, ctx: Json, output: Json, lane: Lane = (), step_ctx: Json = None) -> None:
-        """Logs a step that answered `output` where it saw `ctx`."""
+    def passed(
+        self, ctx: Json, output: Json, lane: Lane = (), step_ctx: Json = None, trail: tuple[int, Trail] = (0, Trail())
+    ) -> None:
+        """Logs a step that answered `output` where it saw `ctx`; `trail` is its ticket, and how the ctx came about."""
         self.ordinal += 1
         place = {"attempt": self.ordinal % 3, "lane": lane, "step_ctx": step_ctx}
         given = dispatch_ctx("R-1", step_id=f"ST-{self.ordinal}", agent=f"a{self.ordinal % 4}", ctx=ctx, **place)
-        text, said = self.writer.write(self.ordinal, given), encode(output)
+        text, said = self.writer.write(self.ordinal, given, *trail), encode(output)
         self.writer.passed(self.ordinal, output, said)
         self.given.append(given)
         asked = {"step_ref": given["agent"], "input_hash": "", "occurrence": self.ordinal, "lane_json": encode(lane)}
@@ -172,6 +178,86 @@ def test_a_row_whose_base_is_gone_is_damage() -> None:
         list(read_all(log.rows))
 
 
+# -- where changes are looked for -------------------------------------------------------------------------------------
+
+
+def logged(flow: Node, ctx: Json, answers: Callable[[Dispatch], Any]) -> Log:
+    """What a Run of a flow logs. Every row is written as if nothing were known of its ctx, too, and says the same."""
+    log, searching, machine = Log(), Writer(), FlowMachine(flow, ctx)
+    commands = machine.start()
+    while commands:
+        follow: list[Any] = []
+        for command in commands:
+            if not isinstance(command, Dispatch) or machine.result is not None:
+                continue
+            outcome = answers(command)
+            if isinstance(outcome, Pass) and outcome.value != ANSWERED_BEFORE:
+                trail = command.ticket, command.trail
+                log.passed(command.ctx, outcome.value, command.lane, trail=trail)
+                searched = searching.write(log.ordinal, log.given[-1])
+                searching.passed(log.ordinal, outcome.value, encode(outcome.value))
+                assert changes(log.rows[-1].ctx_snapshot_json) == changes(searched)
+            follow += machine.complete(command.ticket, outcome)
+        commands = follow
+    return log
+
+
+ANSWERED_BEFORE = "logged by another driver"
+"""What a replay row has answered: it is a Pass, and makes no row."""
+
+
+def changes(text: str) -> tuple[Json, list[str]]:
+    stored = decode(text)
+    return stored, sorted(map(encode, stored.pop("set")))
+
+
+@given(flows, st.randoms(use_true_random=False))
+def test_where_a_flow_says_that_it_wrote_is_all_that_has_changed(flow: Node, rng: random.Random) -> None:
+    def answers(asked: Dispatch) -> Any:
+        draw = rng.randrange(8)
+        said = [{"x": rng.randrange(3)}, LONG, [asked.ticket], {}, ANSWERED_BEFORE][draw % 5]
+        return Blocked("no") if draw == 5 else Skip("none") if draw == 6 else Pass(said)
+
+    assert_reads_back(logged(flow, CTX, answers))
+
+
+@pytest.mark.parametrize(
+    ("written", "changed"),
+    [
+        ([], [["n"]]),
+        (["$.a.x"], [["n"], ["a", "x"]]),
+        (["$.a.x", "$.a.y", "$.b"], [["n"], ["a", "x"], ["a", "y"], ["b"]]),
+        (["$.a.x", "$.a"], [["n"], ["a", "z"], ["a", "new"]]),
+        (["$.a", "$.a.x"], [["n"], ["a", "z"], ["a", "new"], ["a", "x"]]),
+        (["$.b", "$"], [[]]),
+    ],
+)
+def test_paths_within_each_other_are_looked_at_once(written: list[str], changed: list[list[str]]) -> None:
+    assigned = [assign(at, lit({"new": 1} if at == "$.a" else 1)) for at in written]
+    ctx = {"a": {"z": 1}, "long": 8 * LONG}
+    log = logged(parse_flow(seq(step("a", lit(0), "$.n"), *assigned, step("a", lit(1), "$.n"))), ctx, lambda _: Pass(0))
+    assert [at for at, *_ in decode(log.rows[1].ctx_snapshot_json)["set"]] == changed
+    assert_reads_back(log)
+
+
+def test_what_a_caught_error_takes_back_before_any_row_is_no_change() -> None:
+    guarded = guard(seq(assign("$.mine", lit(LONG)), step("refuses", lit(2), "$.c")), err_at=None)
+    flow = parse_flow(seq(step("a", lit(0), "$.n"), guarded, step("a", lit(3), "$.m")))
+    log = logged(flow, {"long": LONG}, lambda asked: Blocked("no") if asked.ref == "refuses" else Pass(0))
+    assert decode(log.rows[1].ctx_snapshot_json)["set"] == [[["n"], {"v": 0}]]
+    assert_reads_back(log)
+
+
+def test_what_a_caught_error_takes_back_is_found_although_it_was_written_before_the_last_row() -> None:
+    body = seq(assign("$.mine", lit(LONG)), step("a", lit(1), "$.b"), step("refuses", lit(2), "$.c"))
+    flow = parse_flow(seq(step("a", lit(0), "$.a"), guard(body), step("a", lit(3), "$.d")))
+    log = logged(
+        flow, {"long": 8 * LONG}, lambda asked: Blocked("no") if asked.ref == "refuses" else Pass(asked.ticket)
+    )
+    assert [encode(["mine"]) in row.ctx_snapshot_json for row in log.rows] == [False, True, True]
+    assert_reads_back(log)
+
+
 # -- the price --------------------------------------------------------------------------------------------------------
 
 ROWS, KIB = 2_000, 1024
@@ -206,3 +292,36 @@ def test_what_is_stored_grows_with_what_was_said_and_not_with_the_ctx(lanes: int
     assert log.size <= 4 * log.outputs, log.size / log.outputs
     *_, (_, last) = read_all(log.rows)
     assert exactly(last) == exactly(log.given[-1])
+
+
+def test_a_row_costs_no_more_work_where_the_ctx_is_large() -> None:
+    assert lines_of_a_step(2_000) == lines_of_a_step(20)
+
+
+def lines_of_a_step(members: int) -> int:
+    """How many lines of refold run to log one step that adds its answer to a ctx of so many members."""
+    children = [step("a", lit(number), f"$.k{number}") for number in range(8)]
+    machine = FlowMachine(parse_flow(seq(*children)), {f"m{number}": LONG for number in range(members)})
+    log, commands = Log(), machine.start()
+    for _ in children[:-1]:
+        (asked,) = commands
+        lines = lines_of(lambda asked=asked: log.passed(asked.ctx, LONG, trail=(asked.ticket, asked.trail)))
+        commands = machine.complete(asked.ticket, Pass(LONG))
+    return lines
+
+
+def lines_of(do: Callable[[], object]) -> int:
+    count = 0
+
+    def traced(frame: Any, event: str, arg: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return traced
+
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        do()
+    finally:
+        sys.settrace(before)
+    return count

@@ -195,7 +195,7 @@ class Scribe:
         if not self._replay:
             return
         attempt, ordinal, output = done.attempt, self._rows + 1, encode(value)
-        snapshot = self._snapshots.write(ordinal, ctx)
+        snapshot = self._snapshots.write(ordinal, ctx, done.dispatch.ticket, done.dispatch.trail)
         self._snapshots.passed(ordinal, value, output)
         row = ReplayRow(
             run=self._run.n,

@@ -46,7 +46,7 @@ class Strand(Fiber):
         lane: Lane = (),
         home: Gathering | None = None,
     ) -> None:
-        super().__init__(ctx, meter)
+        super().__init__(ctx, meter, None if home is None else home.parent)
         self.lane = lane
         self.home = home
         self.steps = begin(self)

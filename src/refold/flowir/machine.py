@@ -39,6 +39,7 @@ from refold.flowir.messages import (
     ReplayKey,
     Result,
     Skip,
+    Trail,
 )
 from refold.flowir.nodes import Ask, Fork, Meter, Pause, walk
 from refold.records import Lane
@@ -120,6 +121,8 @@ class FlowMachine:
             raise LookupError(f"no dispatch is open under ticket {ticket}")
         strand = self._open.pop(ticket)
         strand.ticket = None
+        if type(outcome) is Pass:
+            strand.passed(ticket)
         self._ready.append((strand, _ANSWERS[type(outcome)](self._asked.pop(ticket), outcome)))
         return self._run()
 
@@ -179,6 +182,7 @@ class FlowMachine:
                 ctx=strand.ctx,
                 node=request.node,
                 step_ctx=step_ctx,
+                trail=Trail(strand.since, tuple(strand.written)),
             )
         )
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from refold.flowir.ir import Approve
+from refold.flowir.ir import Approve, PathKeys
 from refold.records import Lane
 
 Json = Any
@@ -22,6 +22,17 @@ class ReplayKey(NamedTuple):
     step_ref: str
     input_hash: str
     occurrence: int
+
+
+class Trail(NamedTuple):
+    """How the ctx of a dispatch came about, so that what has changed in it is found without looking at all of it.
+
+    Law: it differs from the ctx of the dispatch `since` at and below the paths `written`, and nowhere else.
+    """
+
+    since: int | None = None
+    """The ticket of the last dispatch before it that passed, in its lane or the one around; None: not known."""
+    written: tuple[PathKeys, ...] = ()
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -44,6 +55,7 @@ class Dispatch(Message, frozen=True, kw_only=True):
     """The node that asks a person; None for a step. Not hashed: its title and choices are no part of the question."""
     step_ctx: dict[str, Json] | None = None
     """What `$step_meta` said, None without one."""
+    trail: Trail = Trail()
 
 
 class Decision(Message, frozen=True):

@@ -36,13 +36,35 @@ class Meter:
 
 
 class Fiber:
-    """The part of a strand that nodes see: its ctx, and the meter that its transitions count on."""
+    """The part of a strand that nodes see: its ctx, and the meter that its transitions count on.
 
-    __slots__ = ("ctx", "meter")
+    It notes where it writes: `written` are the paths at which the ctx may differ from that of the dispatch `since`, the
+    last one that passed (0: the initial ctx; None: not known). Paths stand in the flow, so there are only so many.
+    """
 
-    def __init__(self, ctx: Json, meter: Meter) -> None:
+    __slots__ = ("ctx", "meter", "since", "written")
+
+    def __init__(self, ctx: Json, meter: Meter, around: Fiber | None = None) -> None:
         self.ctx = ctx
         self.meter = meter
+        self.since: int | None = 0 if around is None else around.since
+        self.written: dict[PathKeys, None] = {} if around is None else around.written.copy()
+
+    def write(self, at: PathKeys, value: Json) -> None:
+        """Writes to the ctx; raises FlowError as `path.write`."""
+        self.ctx = path.write(self.ctx, at, value)
+        self.written[at] = None
+
+    def go_back(self, ctx: Json, since: int | None) -> None:
+        """Takes up the ctx again that it had when `since` was its last dispatch that passed."""
+        self.ctx = ctx
+        if self.since != since:  # what was written before the one that passed meanwhile is undone too, and not noted
+            self.since = None
+
+    def passed(self, ticket: int) -> None:
+        """Begins a new trail: the dispatch under `ticket`, made from the ctx as it still is, has passed."""
+        self.since = ticket
+        self.written = {}
 
 
 class Ask:
@@ -95,14 +117,14 @@ def walk(node: Node, fiber: Fiber) -> Steps:
 
 def walk_lane(fork: Fork, item: Json, fiber: Fiber) -> Steps:
     """Runs the body of a fan-out for one item. A `bind` that cannot be written refuses in the lane, like its body."""
-    fiber.ctx = path.write(fiber.ctx, fork.bind, item)
+    fiber.write(fork.bind, item)
     yield from walk(fork.node.body, fiber)
 
 
 def _step(node: Step, fiber: Fiber) -> Steps:
     out = _target(node.out)  # before the dispatch: an answer that has nowhere to go is not paid for
     answer = yield Ask(node.ref, evaluate(node.input, fiber.ctx))
-    fiber.ctx = path.write(fiber.ctx, out, answer)
+    fiber.write(out, answer)
 
 
 def _seq(node: Seq, fiber: Fiber) -> Steps:
@@ -120,11 +142,11 @@ def _branch(node: Branch, fiber: Fiber) -> Steps:
 def _loop(node: Loop, fiber: Fiber) -> Steps:
     counter = _target(node.counter)
     turns = 0
-    fiber.ctx = path.write(fiber.ctx, counter, turns)
+    fiber.write(counter, turns)
     while turns < node.max and truthy(evaluate(node.cond, fiber.ctx)):
         yield from walk(node.body, fiber)
         turns += 1
-        fiber.ctx = path.write(fiber.ctx, counter, turns)
+        fiber.write(counter, turns)
 
 
 def _fanout(node: Fanout, fiber: Fiber) -> Steps:
@@ -133,24 +155,26 @@ def _fanout(node: Fanout, fiber: Fiber) -> Steps:
     if type(items) is not list:
         raise FlowError(f"type error in 'fanout.items': expected an array, got {type_name(items)}")
     joined = yield Fork(node, bind, items)
-    fiber.ctx = path.write(fiber.ctx, out, joined)
+    fiber.write(out, joined)
 
 
 def _try(node: Try, fiber: Fiber) -> Steps:
-    before = fiber.ctx
+    before, since = fiber.ctx, fiber.since
     try:
         yield from walk(node.body, fiber)
     except FlowError as error:
         text = error.message
     else:
         return
-    fiber.ctx = before if node.err_at is None else path.write(before, _target(node.err_at), text)
+    fiber.go_back(before, since)
+    if node.err_at is not None:
+        fiber.write(_target(node.err_at), text)
     yield from walk(node.catch, fiber)
 
 
 def _assign(node: Assign, fiber: Fiber) -> Steps:
     at = _target(node.at)
-    fiber.ctx = path.write(fiber.ctx, at, evaluate(node.value, fiber.ctx))
+    fiber.write(at, evaluate(node.value, fiber.ctx))
     return
     yield  # makes this a generator like the others
 
@@ -158,7 +182,7 @@ def _assign(node: Assign, fiber: Fiber) -> Steps:
 def _approve(node: Approve, fiber: Fiber) -> Steps:
     out = _target(node.out)
     answer = yield Ask(APPROVE, {"action": evaluate(node.action, fiber.ctx)}, node)
-    fiber.ctx = path.write(fiber.ctx, out, answer)
+    fiber.write(out, answer)
 
 
 def _wait(node: Wait, fiber: Fiber) -> Steps:

@@ -13,22 +13,25 @@ The base is the row before in the same lane, for a new lane that of the lane aro
 otherwise repeat in every row all in which they differ: two lanes of 1,000 steps cost twelve times what they said.
 
 Changes are found by identity: the machine writes copy-on-write, so an unchanged part is the same object. Equal parts
-that are not the same object only make a delta longer, never wrong.
+that are not the same object only make a delta longer, never wrong. Where they can be, the trail of the dispatch says: a
+step that adds one answer to a ctx of 2,000 must not look at all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from refold.canonical import decode, encode
 from refold.errors import StoreDamaged
+from refold.flowir.ir import PathKeys
+from refold.flowir.messages import Trail
 from refold.flowir.outputs import Outputs
-from refold.flowir.path import PathKeys
 from refold.records import Lane, ReplayRow
 
 Json = Any
 Change = list[Json]
+UNKNOWN: Final = Trail()
 
 
 def dispatch_ctx(
@@ -40,9 +43,14 @@ def dispatch_ctx(
     return {"run_id": run_id, "step_id": step_id, "attempt": attempt, "agent": agent, "meta": meta, "ctx": ctx}
 
 
+Tree = dict[str, "Tree | None"]
+"""Paths by their keys; None is a path's end: anything may be different there and below."""
+
+
 class Base(NamedTuple):
     """What the next delta of a lane builds on, and how large its whole one and the deltas since are."""
 
+    ticket: int
     ordinal: int
     ctx: Json
     whole_size: int
@@ -60,8 +68,8 @@ class Writer:
         self._bases: dict[Lane, Base] = {}
         self._outputs = Outputs() if outputs is None else outputs
 
-    def write(self, ordinal: int, given: Mapping[str, Json]) -> str:
-        """The stored form of the dispatch Ctx of row `ordinal`."""
+    def write(self, ordinal: int, given: Mapping[str, Json], ticket: int = 0, trail: Trail = UNKNOWN) -> str:
+        """The stored form of the dispatch Ctx of row `ordinal`; `ticket` and `trail` are those of its Dispatch."""
         ctx, runtime = given["ctx"], given["meta"]["runtime"]
         lane, step_ctx = runtime["lane"], runtime["step_ctx"]
         stored: dict[str, Json] = {"step": given["step_id"], "try": given["attempt"]}
@@ -70,10 +78,11 @@ class Writer:
         base = self._base_of(lane)
         if base is None or base.delta_size >= base.whole_size:
             text = encode(stored | {"run": given["run_id"], "set": list(self._changes({}, ctx, ()))})
-            self._bases[lane] = Base(ordinal, ctx, len(text), 0)
+            self._bases[lane] = Base(ticket, ordinal, ctx, len(text), 0)
         else:
-            text = encode(stored | {"base": base.ordinal, "set": list(self._changes(base.ctx, ctx, ()))})
-            self._bases[lane] = Base(ordinal, ctx, base.whole_size, base.delta_size + len(text))
+            within = _tree(trail.written) if trail.since == base.ticket else None
+            text = encode(stored | {"base": base.ordinal, "set": list(self._changes(base.ctx, ctx, (), within))})
+            self._bases[lane] = Base(ticket, ordinal, ctx, base.whole_size, base.delta_size + len(text))
         return text
 
     def passed(self, ordinal: int, output: Json, text: str) -> None:
@@ -85,23 +94,41 @@ class Writer:
             lane = lane[:-1]
         return base
 
-    def _changes(self, old: Json, new: Json, at: PathKeys) -> Iterator[Change]:
+    def _changes(self, old: Json, new: Json, at: PathKeys, within: Tree | None = None) -> Iterator[Change]:
         if old is new:
             return
         if type(old) is not dict or type(new) is not dict:
             yield [list(at), self._said(new)]
             return
-        for key in old.keys() - new.keys():
-            yield [[*at, key]]
-        for key, value in new.items():
-            if key not in old:
-                yield [[*at, key], self._said(value)]
-            elif old[key] is not value:
-                yield from self._changes(old[key], value, (*at, key))
+        for key in (*old.keys() - new.keys(), *new) if within is None else within:
+            if key not in new:
+                if key in old:
+                    yield [[*at, key]]
+            elif key not in old:
+                yield [[*at, key], self._said(new[key])]
+            elif old[key] is not new[key]:
+                yield from self._changes(old[key], new[key], (*at, key), within and within[key])
 
     def _said(self, value: Json) -> dict[str, Json]:
         ordinal = self._outputs.ordinal(value)
         return {"v": value} if ordinal is None else {"o": ordinal}
+
+
+def _tree(paths: Iterable[PathKeys]) -> Tree | None:
+    """The paths as a tree; one that lies below another adds nothing to it."""
+    root: Tree = {}
+    for keys in paths:
+        if not keys:
+            return None
+        here = root
+        for key in keys[:-1]:
+            inner = here.setdefault(key, {})
+            if inner is None:
+                break
+            here = inner
+        else:
+            here[keys[-1]] = None
+    return root
 
 
 def read_all(rows: Iterable[ReplayRow]) -> Iterator[tuple[ReplayRow, Json]]:
