@@ -250,7 +250,10 @@ class RunRecord(Row, frozen=True, kw_only=True):
     opened: int
     """The Session seq of the record that opened the present turn; 0 while pending."""
     input_json: str | None
-    """The launch snapshot, with the resolved Blueprint body: what a resume needs, whatever was edited since."""
+    """The launch snapshot, with the resolved Blueprint body: what a resume needs, whatever was edited since.
+
+    JSON text, or the name of the `LaunchRow` that holds it (`stored_json`); `store.with_launch` gives the text.
+    """
     result_json: str | None
     """The final ctx, or `{"error": text}`: JSON text, or the name of the value row that holds it (`stored_json`)."""
     rows: int
@@ -306,7 +309,7 @@ class ActivationRow(Row, frozen=True, kw_only=True):
     closed: int | None
     opened_at: int
     input_json: str | None
-    """The launch snapshot that it ran with, once a later generation took another; the Run's record has the last."""
+    """The launch snapshot that it ran with, once a later generation took another, as the Run's record had it."""
     status: str | None
     result_json: str | None
     """Its result, once a later activation has taken its place in the Run's record; as there."""
@@ -434,6 +437,17 @@ class CommandRow(Row, frozen=True, kw_only=True):
 class ValueRow(Row, frozen=True, kw_only=True):
     """A text too long to stand in a row; `digest` is its hex SHA-256."""
 
+    digest: str
+    body: str
+
+
+class LaunchRow(Row, frozen=True, kw_only=True):
+    """A launch snapshot too long to stand in its Run's record, which every step writes; `digest` is its hex SHA-256.
+
+    No `ValueRow`: those are shared and stay, and this goes with its Run.
+    """
+
+    run: int
     digest: str
     body: str
 

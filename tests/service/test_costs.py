@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -23,8 +25,11 @@ from msgspec import structs
 
 from refold import canonical
 from refold.engine.inbox import Inbox
+from refold.engine.scribe import Scribe
+from refold.flowir import snapshots
 from refold.records import AttemptRow, LogRow, ReplayRow, Row, ValueRow
 from refold.service import app as composition
+from refold.service import tasks
 from refold.service.app import App, Settings
 from refold.service.sessions import ViewSettings
 from refold.service.tasks import NewTask
@@ -46,6 +51,10 @@ MOST: Final = {
 """`statements` are those of the writer, without its COMMITs; `reads` those of the connection that only reads."""
 
 
+WITH_THE_CTX: Final = ("lines run", "bytes of JSON written", "bytes of WAL", "bytes read")
+"""What a step must not cost more of because the ctx is large. `lines run` are those of refold."""
+
+
 class CountingLoop(asyncio.SelectorEventLoop):
     """A loop that counts its turns: each of them is a look at every socket, whatever is done in it."""
 
@@ -57,7 +66,7 @@ class CountingLoop(asyncio.SelectorEventLoop):
 
 
 class CountingDisk(apsw.VFS):
-    """The file system, with what is written to a WAL and synced counted."""
+    """The file system, with what is read, and what is written to a WAL and synced, counted."""
 
     def __init__(self, counted: Counter[str]) -> None:
         self.counted = counted
@@ -65,14 +74,20 @@ class CountingDisk(apsw.VFS):
 
     def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:
         path = name.filename() if isinstance(name, apsw.URIFilename) else name
-        return _Wal(self.counted, name, flags) if str(path).endswith("-wal") else super().xOpen(name, flags)
+        return (_Wal if str(path).endswith("-wal") else _File)(self.counted, name, flags)
 
 
-class _Wal(apsw.VFSFile):
+class _File(apsw.VFSFile):
     def __init__(self, counted: Counter[str], name: Any, flags: list[int]) -> None:
         self.counted = counted
         super().__init__("", name, flags)
 
+    def xRead(self, amount: int, offset: int) -> bytes:
+        self.counted["bytes read"] += amount
+        return super().xRead(amount, offset)
+
+
+class _Wal(_File):
     def xWrite(self, data: bytes, offset: int) -> None:
         self.counted["bytes of WAL"] += len(data)
         super().xWrite(data, offset)
@@ -101,16 +116,20 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
 
     def dumps(*args: Any, **how: Any) -> bytes:
+        text = orjson.dumps(*args, **how)
         counts["JSON texts written"] += 1
-        return orjson.dumps(*args, **how)
+        counts["bytes of JSON written"] += len(text)
+        return text
 
     known = {name: getattr(orjson, name) for name in dir(orjson) if not name.startswith("__")}
     monkeypatch.setattr(canonical, "orjson", SimpleNamespace(**known | {"dumps": dumps}))
     return counts
 
 
-def carry(steps: int, folder: Path, counts: Counter[str], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """What a Run of so many steps costs, from its launch to its end."""
+def carry(
+    steps: int, folder: Path, counts: Counter[str], monkeypatch: pytest.MonkeyPatch, members: int = 0
+) -> Counter[str]:
+    """What a Run of so many steps costs, from its launch, with so many members in its ctx, to its end."""
     disk, stores = CountingDisk(counts), list[Any]()
 
     def opened(path: Path) -> SqliteStore:
@@ -135,7 +154,10 @@ def carry(steps: int, folder: Path, counts: Counter[str], monkeypatch: pytest.Mo
             stores[0]._reader.connection.trace_v2(apsw.SQLITE_TRACE_STMT, reading)
             counts.clear()
             before = loop.turns
-            ended = await app.runs.settled(await app.tasks.launch(NewTask(blueprint=loop_of(steps))))
+            init_ctx = {f"m{n}": "x" * 1024 for n in range(members)}
+            with lines_of_refold(counts):
+                launched = await app.tasks.launch(NewTask(blueprint=loop_of(steps), init_ctx=init_ctx))
+                ended = await app.runs.settled(launched)
             counts["turns of the loop"] = loop.turns - before
             assert ended.status == "done"
             found.update(counts)
@@ -150,16 +172,37 @@ def carry(steps: int, folder: Path, counts: Counter[str], monkeypatch: pytest.Mo
     return found
 
 
-def cost_of_a_step(folder: Path, counts: Counter[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
-    short, long = carry(SHORT, folder, counts, monkeypatch), carry(LONG, folder, counts, monkeypatch)
-    return {name: (long[name] - short[name]) / (LONG - SHORT) for name in MOST}
+@contextmanager
+def lines_of_refold(counts: Counter[str]) -> Generator[None]:
+    """Counts the lines of refold that run in the block."""
+
+    def entered(frame: Any, event: str, arg: Any) -> Any:
+        return line if "/refold/" in frame.f_code.co_filename else None
+
+    def line(frame: Any, event: str, arg: Any) -> Any:
+        counts["lines run"] += event == "line"
+        return line
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def cost_of_a_step(
+    folder: Path, counts: Counter[str], monkeypatch: pytest.MonkeyPatch, members: int = 0
+) -> dict[str, float]:
+    short, long = (carry(steps, folder, counts, monkeypatch, members) for steps in (SHORT, LONG))
+    return {name: (long[name] - short[name]) / (LONG - SHORT) for name in {*MOST, *WITH_THE_CTX}}
 
 
 def test_a_sequential_step_costs_no_more_than_it_did(
     counted: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cost = cost_of_a_step(tmp_path, counted, monkeypatch)
-    over = {name: (figure, MOST[name]) for name, figure in cost.items() if figure > MOST[name]}
+    over = {name: (cost[name], most) for name, most in MOST.items() if cost[name] > most}
     assert not over, f"a step now costs (figure, most): {over}; all figures: {cost}"
     assert cost["commits"] == cost["syncs of the WAL"] == 1.0, cost
 
@@ -171,6 +214,25 @@ def test_a_run_of_one_step_is_three_commits(
     cost = carry(1, tmp_path, counted, monkeypatch)
     assert (cost["commits"], cost["syncs of the WAL"]) == (3, 3), cost
     assert cost["statements"] <= 40, cost
+
+
+def test_a_step_costs_no_more_where_the_ctx_is_large(
+    counted: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = what_grows_with_the_ctx(tmp_path, counted, monkeypatch)
+    assert not over, f"(with 20 members, with 2,000): {over}"
+
+
+def what_grows_with_the_ctx(
+    folder: Path, counts: Counter[str], monkeypatch: pytest.MonkeyPatch
+) -> dict[str, tuple[float, float]]:
+    """What a step costs more of with 2,000 members of 1 KiB in its ctx than with 20; a page now and then is none."""
+    costs = []
+    for members in (20, 2_000):
+        (folder / str(members)).mkdir()
+        costs.append(cost_of_a_step(folder / str(members), counts, monkeypatch, members))
+    small, large = costs
+    return {name: (small[name], large[name]) for name in WITH_THE_CTX if large[name] > 1.02 * small[name] + 512}
 
 
 # -- what a resume reads ----------------------------------------------------------------------------------------------
@@ -278,3 +340,23 @@ def test_what_is_done_twice_is_seen(
 ) -> None:
     PLANTS[name](monkeypatch)
     assert cost_of_a_step(tmp_path, counted, monkeypatch)[name] > MOST[name]
+
+
+def _launched_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "stored_json", lambda text: (text, None))
+    monkeypatch.setattr(tasks, "put_launch", lambda tx, run, text: text)
+
+
+GROWTH: Final[dict[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "lines run": lambda monkeypatch: monkeypatch.setattr(snapshots, "_tree", lambda paths: None),
+    "bytes of JSON written": _twice(Scribe, "passed", lambda scribe, done, value, ctx: canonical.encode(ctx)),
+    "bytes read": _launched_in_the_record,
+}
+
+
+@pytest.mark.parametrize("name", GROWTH)
+def test_what_grows_with_the_ctx_is_seen(
+    name: str, counted: Counter[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    GROWTH[name](monkeypatch)
+    assert name in what_grows_with_the_ctx(tmp_path, counted, monkeypatch)

@@ -25,7 +25,7 @@ from service_kit import (
 
 from refold.engine.agents.operator import Offer
 from refold.errors import CommitFailed, Conflict, InvalidId, InvalidRequest, NotFound, RefoldError, Unprocessable
-from refold.records import AttemptRow, Json, ReplayRow, RunRecord
+from refold.records import INLINE_BYTES, AttemptRow, Json, ReplayRow, RunRecord
 from refold.service.app import App
 from refold.service.submissions import Submission
 
@@ -480,11 +480,12 @@ async def test_an_answer_that_cannot_be_written_is_not_acknowledged(
 # -- the server's boot and end ----------------------------------------------------------------------------------------
 
 
-async def test_auto_resume_leaves_alone_what_only_an_operator_could_do(house: House, crew: Crew) -> None:
+@pytest.mark.parametrize("given", ["x", "x" * INLINE_BYTES], ids=["short", "long"])
+async def test_auto_resume_leaves_alone_what_only_an_operator_could_do(house: House, crew: Crew, given: str) -> None:
     app = await house.open()
     crew.hold("own")
-    theirs = await launch(app, with_operator(step("before"), step("op")))
-    ours = await launch(app, with_operator(step("own"), step("op")))
+    theirs = await launch(app, with_operator(step("before"), step("op")), given=given)
+    ours = await launch(app, with_operator(step("own"), step("op")), given=given)
     await offered(app, await attach(app))
     await crew.begun("own")
     app = await house.reboot(app, auto_resume=True)

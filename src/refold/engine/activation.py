@@ -35,7 +35,7 @@ from refold.records import (
     TaskRecord,
     seal,
 )
-from refold.store import Tx, append_log, expanded, put_json, put_value
+from refold.store import Tx, append_log, expanded, put_json, put_launch, put_value, with_launch
 
 Json = Any
 
@@ -81,11 +81,12 @@ def require_idle(tx: Tx, run: RunRecord) -> SessionRecord:
 
 
 def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: int) -> RunRecord:
-    """Opens the next activation of `run` and returns its record as it now stands.
+    """Opens the next activation of `run` and returns its record as it now stands, with its launch snapshot in it.
 
-    Raises SessionBusy if another activation holds the Session, Conflict if the table has no such step.
+    Raises SessionBusy if another activation holds the Session, Conflict if the table has no such step, StoreDamaged.
     """
     status, session = next_status(run.status, verb), require_idle(tx, run)
+    run = with_launch(tx, run)
     (row,) = append_log(
         tx,
         session.n,
@@ -155,7 +156,11 @@ def begin_generation(tx: Tx, run: RunRecord, retired: list[list[int]], input_jso
     tx.insert(cut)
     retire_requests(tx, run, at)
     begun = msgspec.structs.replace(
-        run, generation=cut.generation, rows=cut.ordinal, chain=cut.hash, input_json=input_json
+        run,
+        generation=cut.generation,
+        rows=cut.ordinal,
+        chain=cut.hash,
+        input_json=put_launch(tx, run.n, input_json),
     )
     _write_run(tx, run, begun)
     tx.update(ActivationRow, (run.n, run.activation), input_json=run.input_json)
@@ -222,7 +227,7 @@ def cancel_idle(tx: Tx, run: RunRecord, at: int) -> None:
     Raises Conflict for one that is done or failed.
     """
     status = next_status(run.status, Verb.CANCEL)
-    if run.status == RunStatus.PENDING and snapshot(run)["kick"].get("text") is not None:
+    if run.status == RunStatus.PENDING and snapshot(with_launch(tx, run))["kick"].get("text") is not None:
         unqueued = view.turn_unqueued(at, run=run.n, turn_id=turn_of(run), command=turn_of(run))
         append_log(tx, run.session, [unqueued])
     retire_requests(tx, run, at)
@@ -272,7 +277,8 @@ class Queue:
     def launch(self, tx: Tx, run: RunRecord, at: int) -> RunRecord | None:
         """Launches this pending Run, whose Session is idle, if there is capacity."""
         if tx.count(RunRecord, status=RunStatus.RUNNING) < self._max_running:
-            return open_activation(tx, _completed(tx, run), Verb.LAUNCH, _queued_opening(run), at)
+            told = with_launch(tx, run)
+            return open_activation(tx, _completed(tx, told), Verb.LAUNCH, _queued_opening(told), at)
         tx.update(RunRecord, (run.n,), waiting_on="capacity")
         return None
 
@@ -284,7 +290,7 @@ def blueprint_name(run: RunRecord) -> str:
 
 
 def snapshot(run: RunRecord) -> dict[str, Json]:
-    """The launch snapshot of a Run that has one."""
+    """The launch snapshot of a Run that has one, read from a record that has it in it (`store.with_launch`)."""
     assert run.input_json is not None, "callers have asked lifecycle first"
     return decode(run.input_json)
 
@@ -343,7 +349,8 @@ def _completed(tx: Tx, run: RunRecord) -> RunRecord:
     session = session_of(tx, run)
     launch["init_ctx"] |= {"turn": session.launched + 1, "previous": _previous_ctx(tx, session.n)}
     input_json = encode(launch)
-    tx.update(RunRecord, (run.n,), input_json=input_json)  # a resume starts from the very same ctx
+    stored = put_launch(tx, run.n, input_json)
+    tx.update(RunRecord, (run.n,), input_json=stored)  # a resume starts from the very same ctx
     return msgspec.structs.replace(run, input_json=input_json)
 
 

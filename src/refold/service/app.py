@@ -168,7 +168,8 @@ class App:
     async def _resume(self, run: RunRecord) -> None:
         """Resumes a Run at boot, but not one that comes to an operator's step at once: nobody can be there yet."""
         try:
-            if may_need_operator(run) and needs_operator(await self.reruns.preview_resume(run.run_id)):
+            may = await self.store.read(lambda reader: may_need_operator(reader, run))
+            if may and needs_operator(await self.reruns.preview_resume(run.run_id)):
                 log.info("run_not_auto_resumed", run_id=run.run_id, kind="operator_absent")
                 return
             await self.runs.resume(run.run_id)

@@ -16,7 +16,7 @@ import msgspec
 
 from refold.canonical import decode
 from refold.records import RunRecord, RunStatus, TaskRecord
-from refold.store import Reader, Store, expanded
+from refold.store import Reader, Store, expanded, with_launch
 
 SLICE: Final = 250
 """Runs that are looked at in one read."""
@@ -54,8 +54,8 @@ async def find_runs(store: Store, wanted: Wanted, limit: int, before: int | None
 
 
 def whole(reader: Reader, run: RunRecord) -> RunRecord:
-    """The record with its result, however long that is, in it."""
-    return msgspec.structs.replace(run, result_json=expanded(reader, run.result_json))
+    """The record with its launch snapshot and its result, however long they are, in it."""
+    return msgspec.structs.replace(with_launch(reader, run), result_json=expanded(reader, run.result_json))
 
 
 def _slice(reader: Reader, wanted: Wanted, size: int, before: int | None) -> tuple[list[RunRecord], list[RunRecord]]:
@@ -87,7 +87,7 @@ def _test(reader: Reader, wanted: Wanted) -> Callable[[RunRecord], bool]:
             return False
         if not text:
             return True
-        named = pinned(run)
+        named = pinned(with_launch(reader, run))
         texts = (run.run_id, goal(run.task), (named and named.id) or "", *labels.values())
         return any(text in each.casefold() for each in texts)
 
@@ -111,5 +111,5 @@ _launch: Final = msgspec.json.Decoder(_Launch)
 
 
 def pinned(run: RunRecord) -> Pinned | None:
-    """The name of the Run's Blueprint; None if it has no launch snapshot."""
+    """The name of the Run's Blueprint, from a record with its launch snapshot in it; None if it has none."""
     return None if run.input_json is None else _launch.decode(run.input_json).blueprint

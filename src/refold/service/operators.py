@@ -34,7 +34,7 @@ from refold.errors import InvalidRequest, NotFound
 from refold.flowir.dryrun import RUNS
 from refold.records import MetaRow, RunRecord, parse_id
 from refold.service.reruns import Preview
-from refold.store import Reader, Store
+from refold.store import Reader, Store, with_launch
 
 Json = Any
 
@@ -210,9 +210,9 @@ class Operators:
             lease.cancel()
 
 
-def may_need_operator(run: RunRecord) -> bool:
+def may_need_operator(reader: Reader, run: RunRecord) -> bool:
     """Whether an agent of the Run may be an operator, by a look at its snapshot: most need no dry replay to tell."""
-    return f'"{OPERATOR}"' in (run.input_json or "")
+    return f'"{OPERATOR}"' in (with_launch(reader, run).input_json or "")
 
 
 def needs_operator(preview: Preview) -> bool:

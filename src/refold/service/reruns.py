@@ -22,7 +22,7 @@ from refold.service.blueprints import Blueprints, Resolved
 from refold.service.commands import Command, Ledger, later, woken
 from refold.service.runs import check_launch, find_run
 from refold.service.settings import SubprocessMode
-from refold.store import Reader, Store, Tx
+from refold.store import Reader, Store, Tx, with_launch
 
 Json = Any
 Choice = Literal["pinned", "head"]
@@ -186,7 +186,7 @@ class Reruns:
         parse_id(run_id, "R")
 
         def read(reader: Reader) -> tuple[RunRecord, _Past]:
-            run = find_run(reader, run_id)
+            run = with_launch(reader, find_run(reader, run_id))
             attempts, requests = reader.find(AttemptRow, run=run.n), reader.find(RequestRow, run=run.n)
             return run, _Past(load_history(reader, run), attempts, requests)
 

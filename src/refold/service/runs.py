@@ -24,6 +24,7 @@ from refold.records import (
     AttemptRow,
     CutRow,
     DecisionRow,
+    LaunchRow,
     ReplayRow,
     RequestRow,
     RunRecord,
@@ -33,7 +34,7 @@ from refold.records import (
 from refold.service.commands import Command, Ledger, woken
 from refold.service.listing import EVERY, Wanted, find_runs, whole
 from refold.service.settings import SubprocessMode
-from refold.store import Reader, Store, Tx, keep_outputs
+from refold.store import Reader, Store, Tx, keep_outputs, with_launch
 
 Json = Any
 
@@ -167,7 +168,7 @@ class Runs:
 
     def open_resume(self, tx: Tx, run_id: str, opening: Opening) -> Opened:
         """The transaction of a resume; the caller drives the Run after the commit."""
-        run = find_run(tx, run_id)
+        run = with_launch(tx, find_run(tx, run_id))
         if not self._replay:
             raise Conflict(
                 "this server was started with --replay off, so there is nothing to resume from",
@@ -212,7 +213,7 @@ class Runs:
         return close_activation(tx, run, Verb.CANCEL, queue, at=at, result=result, reason="cancelled")
 
     async def delete(self, run_id: str) -> None:
-        """Removes a Run that has ended, and all it owns: its replay log, its attempts, its activations.
+        """Removes a Run that has ended, and all it owns: its replay log, attempts, activations, launch snapshots.
 
         What clients saw of it stays in its Session's log. Raises InvalidId, NotFound, Conflict.
         """
@@ -225,7 +226,7 @@ class Runs:
                     f"run {run_id} is {run.status}; cancel it first", kind=f"run_{run.status}", status=run.status
                 )
             keep_outputs(tx, run)
-            for kind in (ReplayRow, DecisionRow, CutRow, AttemptRow, ActivationRow, RequestRow):
+            for kind in (ReplayRow, DecisionRow, CutRow, AttemptRow, ActivationRow, RequestRow, LaunchRow):
                 tx.delete(kind, run=run.n)
             tx.delete(RunRecord, n=run.n)
 

@@ -45,7 +45,7 @@ from refold.service.commands import Ledger, later
 from refold.service.settings import ViewSettings
 from refold.service.tasks import NewTask, Tasks
 from refold.session import Frames, Hub, Live, SessionLog, Subscription, Suffixes, boundaries
-from refold.store import Reader, Store, Tx, append_log, value_text
+from refold.store import Reader, Store, Tx, append_log, value_text, with_launch
 from refold.view import Anchor, Position, Rung
 
 Json = Any
@@ -611,7 +611,7 @@ def queued_turns(reader: Reader, session: SessionRecord) -> list[Json]:
     pending = reader.find(RunRecord, session=session.n, status=RunStatus.PENDING)
     shown = []
     for run in pending:
-        kick = snapshot(run)["kick"]
+        kick = snapshot(with_launch(reader, run))["kick"]
         turn = {"turnId": kick["turn_id"], "commandId": kick["command_id"]}
         text = kick.get("display") or kick.get("text")
         shown.append(turn | ({"displayText": view.clip(text)} if text else {}))

@@ -26,12 +26,13 @@ from refold.records import (
     TaskRecord,
     genesis,
     parse_id,
+    stored_json,
 )
 from refold.service.blueprints import Blueprints, Resolved
 from refold.service.commands import Command, Ledger, later, woken
 from refold.service.runs import find_run
 from refold.service.settings import SubprocessMode
-from refold.store import Store, Tx, append_log
+from refold.store import Store, Tx, append_log, put_launch
 
 Json = Any
 
@@ -233,6 +234,7 @@ class Tasks:
             "ttl_secs": kick.ttl_secs,
             "kick": msgspec.to_builtins(opening),
         }
+        snapshot = encode(launch)
         run = tx.insert(
             RunRecord(
                 run_id=run_id,
@@ -247,7 +249,7 @@ class Tasks:
                 activation=0,
                 turn_id=opening.turn_id,
                 opened=0,
-                input_json=encode(launch),
+                input_json=stored_json(snapshot)[0],
                 result_json=None,
                 rows=0,
                 chain=genesis(run_id),
@@ -259,6 +261,7 @@ class Tasks:
                 ended_at=None,
             )
         )
+        put_launch(tx, run.n, snapshot)
         queue, launched = self._supervisor.queue, None
         if session.active_run is None:
             launched = queue.launch(tx, run, at) if kick.ahead else queue.launch_next(tx, session.n, at)

@@ -17,7 +17,17 @@ from refold.store.base import (
 )
 from refold.store.memory import MemoryStore
 from refold.store.sqlite import SqliteStore
-from refold.store.values import expanded, keep_outputs, output_text, put_json, put_value, told, value_text
+from refold.store.values import (
+    expanded,
+    keep_outputs,
+    output_text,
+    put_json,
+    put_launch,
+    put_value,
+    told,
+    value_text,
+    with_launch,
+)
 
 __all__ = [
     "AttemptEnd",
@@ -34,9 +44,11 @@ __all__ = [
     "keep_outputs",
     "output_text",
     "put_json",
+    "put_launch",
     "put_value",
     "told",
     "value_text",
     "verify_log",
     "verify_replay",
+    "with_launch",
 ]

@@ -28,7 +28,7 @@ from refold.records import (
     output_name,
 )
 from refold.store.base import Reader, verify_replay
-from refold.store.values import output_text, value_text
+from refold.store.values import output_text, value_text, with_launch
 
 
 def audit(reader: Reader) -> list[str]:
@@ -70,6 +70,8 @@ def _what_is_named_stands_where_it_is_said_to(reader: Reader) -> Iterator[str]:
             name = output_name(row)
             if name is not None:
                 yield from _damage(lambda name=name: output_text(reader, name))
+    for run in reader.find(RunRecord):
+        yield from _damage(lambda run=run: with_launch(reader, run))
     for spliced in reader.find(SplicedRow):
         yield from _damage(lambda digest=spliced.digest: value_text(reader, digest))
 

@@ -30,6 +30,7 @@ from refold.records import (
     CutRow,
     DecisionRow,
     Head,
+    LaunchRow,
     LogRecord,
     LogRow,
     MetaRow,
@@ -82,6 +83,7 @@ TABLES: Final[Mapping[type[Row], Table]] = {
     CommandRow: Table("command", ("command_id",)),
     ValueRow: Table("value", ("digest",)),
     SplicedRow: Table("spliced", ("digest",)),
+    LaunchRow: Table("launch", ("run", "digest")),
 }
 
 

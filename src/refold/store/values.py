@@ -6,6 +6,7 @@
 | the output of a logged step, from `NAMED_BYTES` on | its replay row | its name (`OutputName`) |
 | longer | the value table, under its digest | `@` and the digest, or its head |
 | longer, and mostly outputs of one Run | pieces of it, in the table of spliced texts | the same |
+| longer, and the launch snapshot of a Run | the table of launches, as long as its Run | `@` and the digest |
 
 Law: what is read back is, byte for byte, what was stored; anything else raises StoreDamaged.
 """
@@ -24,6 +25,7 @@ from refold.records import (
     INLINE_BYTES,
     NAMED_BYTES,
     ActivationRow,
+    LaunchRow,
     LogRow,
     OutputName,
     ReplayRow,
@@ -65,6 +67,29 @@ def expanded(reader: Reader, stored: str | None) -> str | None:
     if text is None:
         raise StoreDamaged(f"value {stored[1:]} is not stored", digest=stored[1:])
     return text
+
+
+def put_launch(tx: Tx, run_n: int, text: str) -> str:
+    """Stores the launch snapshot of a Run beside its record if it is too long for it; returns what the record holds."""
+    stored, digest = stored_json(text)
+    if digest is not None:
+        tx.put(LaunchRow(run=run_n, digest=digest, body=text))
+    return stored
+
+
+def with_launch(reader: Reader, run: RunRecord) -> RunRecord:
+    """The record with its launch snapshot, however long that is, in it; raises StoreDamaged as `expanded`."""
+    stored = run.input_json
+    if stored is None or not stored.startswith("@"):
+        return run
+    row = reader.get(LaunchRow, run.n, stored[1:])
+    if row is None or _digest(row.body) != row.digest:
+        raise StoreDamaged(
+            f"run {run.run_id}: its launch snapshot is gone, or another text by now",
+            run_id=run.run_id,
+            digest=stored[1:],
+        )
+    return msgspec.structs.replace(run, input_json=row.body)
 
 
 def value_text(reader: Reader, digest: str) -> str | None:

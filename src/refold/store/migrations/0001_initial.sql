@@ -236,6 +236,13 @@ CREATE TABLE value (
   body   TEXT NOT NULL
 );
 
+CREATE TABLE launch (
+  run    INTEGER NOT NULL,
+  digest TEXT NOT NULL,
+  body   TEXT NOT NULL,
+  PRIMARY KEY (run, digest)
+);
+
 CREATE TABLE spliced (
   digest     TEXT PRIMARY KEY,
   run        INTEGER NOT NULL,
