@@ -366,8 +366,10 @@ class BoundaryRow(Row, frozen=True, kw_only=True):
     """A compaction boundary: the folded state at the record `seq`, from which an anchored snapshot is served.
 
     The items stand in immutable segments, content-addressed values, so that only segments with a changed item are
-    written anew. `rest_json` is the state without its items, and what a snapshot leaves out. Byte counts are those of
-    the segments' items, whole and elided, so that a rung is chosen without reading them.
+    written anew. `segments_json` lists their names, or names the value that does (`stored_json`): there is a name for
+    every 64 items, and who comes with a cursor reads the row only. `rest_json` is the state without its items, and what
+    a snapshot leaves out. Byte counts are those of a history that serves it, whole and elided, so that a rung is chosen
+    without reading them.
     """
 
     session: int

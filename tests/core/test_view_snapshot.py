@@ -132,6 +132,22 @@ def test_a_long_text_makes_the_elided_snapshot_smaller():
     assert weigh(state)[Rung.SNAPSHOT] - weigh(state)[Rung.ELIDED] > 1_000
 
 
+class Unlisted(dict):
+    """Items that can be looked up, and not gone through."""
+
+    def __iter__(self):
+        raise AssertionError("somebody goes through all items")
+
+    values = items = __iter__
+
+
+def test_to_weigh_is_to_look_at_what_has_changed() -> None:
+    state = full_state()
+    before = weigh(state)
+    state.items = Unlisted(state.items)
+    assert weigh(state) == before
+
+
 @given(logs(), st.data())
 def test_a_rung_weighs_what_its_history_weighs(log, data):
     state = ViewState()

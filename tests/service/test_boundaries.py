@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 from boundary_kit import Author, Counting, folded, told
 from hypothesis import given
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from muse_code import SessionFold
 from service_kit import Crew, House, Json, Line, Refused, cursor_of, everything, faults, flow, path, step, uuid7
 
-from refold import view
+from refold import records, view
 from refold.canonical import canonical, decode, encode
 from refold.records import BoundaryRow, LogRow, ValueRow
 from refold.service.app import App
@@ -238,8 +239,8 @@ async def _renamed(app: App, session: str, times: int) -> None:
     await app.store.write(append)
 
 
-async def cost(app: App, session: str, cursor: str | None = None) -> tuple[Counting, Json]:
-    """What a resume reads, and what it serves: what follows a cursor, or else an anchored snapshot."""
+async def cost(app: App, session: str, cursor: str | None = None, preference: str = "auto") -> tuple[Counting, Json]:
+    """What a resume reads, and what it serves."""
     counted: list[Counting] = []
     read = app.store.read
 
@@ -252,9 +253,8 @@ async def cost(app: App, session: str, cursor: str | None = None) -> tuple[Count
 
     with mock.patch.object(app.store, "read", counting):
         served = await app.sessions.resume(
-            uuid7(), {}, session_id=session, cursor=cursor, preference="auto", exclude_items=False
+            uuid7(), {}, session_id=session, cursor=cursor, preference=preference, exclude_items=False
         )
-    assert served.history["mode"] == ("anchoredSnapshot" if cursor is None else "none")
     total = Counting(counted[0]._reader)
     total.rows, total.bytes = sum(each.rows for each in counted), sum(each.bytes for each in counted)
     total.of = dict(sum((Counter(each.of) for each in counted), Counter()))
@@ -268,7 +268,9 @@ async def test_an_anchored_resume_costs_what_happened_since_its_boundary(house: 
         for before, after in ((1_000, 10), (10_000, 10), (1_000, 400)):
             sessions[before, after] = await grown(app, line, before, after)
     app = await house.reboot(app, view=HUGE)
-    costs = {key: (await cost(app, session))[0] for key, session in sessions.items()}
+    found = {key: await cost(app, session) for key, session in sessions.items()}
+    assert {history["mode"] for _, history in found.values()} == {"anchoredSnapshot"}
+    costs = {key: counted for key, (counted, _) in found.items()}
     few, more_before, more_after = costs.values()
     assert more_before.rows == few.rows, "rows before the boundary are not read"
     assert abs(more_before.bytes - few.bytes) < 200, "but for the digits of their numbers"
@@ -293,13 +295,74 @@ async def test_a_cursor_costs_the_same_however_many_items_there_are(house: House
         app = await house.reboot(app, view=HUGE)
         async with Line(app) as line:
             cursor = cursor_of((await line.page(session))[-3])
-        counted, _ = await cost(app, session, cursor)
+        counted, history = await cost(app, session, cursor)
+        assert history["noneReason"] == "cursorSuffix"
         assert ValueRow.__name__ not in counted.of, "no segment was read"
         costs.append(counted)
     few, many = costs
     assert few.of == many.of
     assert many.rows < 30
     assert abs(many.bytes - few.bytes) < 1_000, "but for digits, and the name of a segment for every 64 items"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("preference", ["auto", "anchored", "inline", "snapshot"])
+async def test_that_nothing_fits_costs_the_same_however_much_there_is(
+    house: House, app: App, crew: Crew, preference: str
+) -> None:
+    """No item is read to say that none is served, nor is one looked at once the Session is folded."""
+    sessions, tight = [], msgspec.structs.replace(HUGE, history_budget_bytes=500)
+    async with Line(app) as line:
+        for turns in (10, 100):
+            sessions.append(await line.start("talk"))
+            await talk(line, sessions[-1], *map(str, range(turns)))
+            await compact(line, sessions[-1])
+            await talk(line, sessions[-1], "one more")
+    costs = []
+    for session in sessions:
+        app = await house.reboot(app, view=tight)
+        counted, history = await cost(app, session, preference=preference)
+        assert history == {"mode": "none", "items": None, "snapshot": None, "noneReason": "historyBudget"}
+        assert ValueRow.__name__ not in counted.of, "no segment was read"
+        costs.append(counted)
+    few, many = costs
+    assert few.of == many.of
+    assert many.rows < 30
+    assert abs(many.bytes - few.bytes) < 1_000, "but for digits, and the name of a segment for every 64 items"
+
+
+@pytest.mark.anyio
+async def test_what_hardly_fits_or_hardly_does_not_is_weighed(house: House, app: App, crew: Crew) -> None:
+    async with Line(app) as line:
+        session = await line.start("talk")
+        await talk(line, session, *map(str, range(30)))
+        await compact(line, session)
+        await talk(line, session, "one more")
+        _, history = await cost(app, session, preference="snapshot")
+    size = len(canonical(history))
+    for budget, mode in ((size, "snapshot"), (size - 1, "none"), (size // 4, "none")):
+        app = await house.reboot(app, view=msgspec.structs.replace(HUGE, history_budget_bytes=budget))
+        assert (await cost(app, session, preference="snapshot"))[1]["mode"] == mode, budget
+
+
+@pytest.mark.anyio
+async def test_a_long_list_of_segments_stands_beside_its_boundary(
+    house: House, app: App, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "INLINE_BYTES", 100)
+    async with Line(app) as line:
+        session = await line.start("talk")
+        await talk(line, session, *map(str, range(100)))
+        await compact(line, session)
+        await talk(line, session, "one more")
+        await compact(line, session)
+    row = await latest(app, session)
+    assert row.segments_json.startswith("@")
+    app = await house.reboot(app, view=HUGE)
+    assert (await cost(app, session))[1]["mode"] == "anchoredSnapshot"
+    await app.store.write(lambda tx: tx.delete(ValueRow, digest=row.segments_json[1:]))
+    app = await house.reboot(app, view=HUGE)
+    assert (await cost(app, session, preference="anchored"))[1]["mode"] == "inline", "what it names is gone: no rung"
 
 
 @pytest.mark.anyio

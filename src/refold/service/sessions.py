@@ -269,6 +269,10 @@ class Sessions:
         after, held = self._log.position(reader, session, head if cursor is None else cursor)
         anchor = Anchor.ABSENT if cursor is None else Anchor.HELD if held else Anchor.STALE
         rungs = view.attempts(preference, anchor, exclude_items)
+        if rungs[0] not in _STATELESS and self._is_far_over_budget(reader, session):
+            rungs = tuple(rung for rung in rungs if rung in _STATELESS)
+            if not rungs:
+                raise self._truncated(reader, session)
         if rungs[0] in _STATELESS:
             return Served(
                 info=info_of(reader, self._hub, session),
@@ -303,6 +307,16 @@ class Sessions:
             last_turn=state.last_turn,
             after=after,
         )
+
+    def _is_far_over_budget(self, reader: Reader, session: SessionRecord) -> bool:
+        """Whether the last boundary tells that no form of history will fit.
+
+        Else the whole Session would be folded, only to find that nothing of it is served. Items are never taken back,
+        and what has changed since a boundary is little of what it holds. Nearer to the budget a fold weighs exactly; it
+        is no larger than the budget allows then. Were this ever wrong, the client would be sent to pages that hold all.
+        """
+        row = boundaries.latest(reader, session)
+        return row is not None and row.elided > FAR_OVER * self._settings.history_budget_bytes
 
     def _usable(self, reader: Reader, session: SessionRecord) -> boundaries.Boundary | None:
         """The latest boundary, if it fits and can be read back: a rung that does not exist is not made up for it."""
@@ -630,5 +644,8 @@ _PAYLOADS: Mapping[Rung, Any] = {
 }
 """What each rung serves that a fold alone can serve; an anchored snapshot is that of its boundary."""
 
-_STATELESS: Final = frozenset({Rung.SUFFIX, Rung.EXCLUDED})
-"""The rungs that serve nothing of the state. Where they are taken, nothing else was to be tried."""
+_STATELESS: Final = frozenset({Rung.SUFFIX, Rung.EXCLUDED, Rung.BUDGET})
+"""The rungs that serve nothing of the state."""
+
+FAR_OVER: Final = 2
+"""How many times the budget the shortest form has to be, at the last boundary, for no fold to be asked."""

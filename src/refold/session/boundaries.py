@@ -34,7 +34,7 @@ from refold.records import (
     output_name,
 )
 from refold.session.log import SessionLog, Written
-from refold.store import Reader, Tx, append_log, output_text, value_text
+from refold.store import Reader, Tx, append_log, expanded, output_text, put_json, value_text
 from refold.view import ANCHOR, CHAIN_BYTES, Position, Rung, ViewState
 
 Json = Any
@@ -90,6 +90,7 @@ def install(tx: Tx, log: SessionLog, session: SessionRecord, record: LogRecord) 
     rest, items = view.snapshot_state(state), list(state.items.values())
     del rest["items"]
     segments = _segments(tx, log, session, items)
+    segments_json = put_json(tx, encode(segments))  # beside the row if long: who comes with a cursor reads the row only
     stored = {"state": rest, "foldDigest": view.fold_digest(state), "last_turn": state.last_turn}
     without_items = len(canonical(view.history(Rung.ANCHORED, _snapshot(log, session, row, stored, [])))) - len("[]")
     totals = state.tally.totals(state.items)
@@ -97,8 +98,8 @@ def install(tx: Tx, log: SessionLog, session: SessionRecord, record: LogRecord) 
         session=session.n,
         seq=row.seq,
         at=row.at,
-        rest_json=encode(stored | {"seal": _seal(row.seq, stored, segments)}),
-        segments_json=encode(segments),
+        rest_json=encode(stored | {"seal": _seal(row.seq, stored, segments_json)}),
+        segments_json=segments_json,
         size=without_items + totals.size,
         elided=without_items + totals.elided,
     )
@@ -135,8 +136,15 @@ def _put_segment(tx: Tx, items: list[Json]) -> str:
 def _last_segments(reader: Reader, session: SessionRecord) -> tuple[int, list[str]]:
     """Where the newest boundary is, and the names of its segments; none where that is damaged."""
     for row in reader.find(BoundaryRow, session=session.n, newest_first=True, limit=1):
-        return row.seq, [] if _rest(row) is None else decode(row.segments_json)
+        with contextlib.suppress(*_DAMAGES):
+            return row.seq, [] if _rest(row) is None else _names_of_segments(reader, row)
+        return row.seq, []
     return 0, []
+
+
+def _names_of_segments(reader: Reader, row: BoundaryRow) -> list[str]:
+    """Raises StoreDamaged."""
+    return decode(expanded(reader, row.segments_json) or "")
 
 
 def _with_name(item: Json, name: OutputName | None) -> Json:
@@ -167,9 +175,9 @@ def _name_in(item: Json) -> OutputName | None:
     return OutputName(*output) if isinstance(output, list) else None
 
 
-def _seal(seq: int, stored: Json, segments: list[str]) -> str:
+def _seal(seq: int, stored: Json, segments_json: str) -> str:
     """What a boundary must carry: a flipped bit in any part of it, or a segment of another one, changes it."""
-    return digest([seq, stored, segments])
+    return digest([seq, stored, segments_json])
 
 
 def _snapshot(log: SessionLog, session: SessionRecord, row: LogRow, stored: Json, items: list[Json]) -> Json:
@@ -214,7 +222,7 @@ def load(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryR
     if stored is None:
         return None
     try:
-        items = [item for name in decode(row.segments_json) for item in _segment(reader, name)]
+        items = [item for name in _names_of_segments(reader, row) for item in _segment(reader, name)]
     except _DAMAGES:
         return None
     return Boundary(
@@ -232,10 +240,10 @@ def _rest(row: BoundaryRow) -> Json:
 
 @lru_cache(maxsize=64)
 def _checked(seq: int, rest_json: str, segments_json: str) -> Json:
-    """A seal is over the names of all segments, and every client that comes with a cursor would pay for them."""
+    """Every client that comes with a cursor looks at the newest boundary, and most of them at the same one."""
     try:
-        stored, segments = decode(rest_json), decode(segments_json)
-        return stored if stored.pop("seal") == _seal(seq, stored, segments) else None
+        stored = decode(rest_json)
+        return stored if stored.pop("seal") == _seal(seq, stored, segments_json) else None
     except _DAMAGES:
         return None
 

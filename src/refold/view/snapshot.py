@@ -31,8 +31,11 @@ def snapshot_state(state: ViewState, queued_turns: Sequence[Members] = ()) -> Me
         queued_turns: the turns that wait, in launch order. They are no events of the view until they launch, so the
             fold does not know them.
     """
+    return {"items": list(state.items.values())} | _beside_items(state, queued_turns)
+
+
+def _beside_items(state: ViewState, queued_turns: Sequence[Members]) -> Members:
     shown: Members = {
-        "items": list(state.items.values()),
         "activeTurn": state.active_turn,
         "queuedTurns": list(queued_turns),
         "pendingApprovals": list(state.approvals.values()),
@@ -56,13 +59,17 @@ def view_snapshot(
         queued_turns: as in `snapshot_state`.
         anchor: the boundary it stands at, for an anchored snapshot.
     """
-    snapshot: Members = {
+    snapshot = _snapshot(state, snapshot_state(state, queued_turns))
+    return snapshot if anchor is None else snapshot | {"anchor": dict(anchor)}
+
+
+def _snapshot(state: ViewState, shown: Members) -> Members:
+    return {
         "schemaVersion": SCHEMA_VERSION,
         "viewCursor": state.cursor,
-        "state": snapshot_state(state, queued_turns),
+        "state": shown,
         "foldDigest": fold_digest(state),
     }
-    return snapshot if anchor is None else snapshot | {"anchor": dict(anchor)}
 
 
 def elide(snapshot: Members) -> Members:
@@ -89,11 +96,10 @@ def fold_digest(state: ViewState) -> str:
 def weigh(state: ViewState, queued_turns: Sequence[Members] = ()) -> dict[Rung, int]:
     """Returns how many bytes of canonical JSON the history of each rung has that a fold alone can serve.
 
-    Exact, but for what changed since the last call, without encoding the items.
+    Exact, and without looking at an item that has not changed since the last call.
     """
     totals = state.tally.totals(state.items)
-    shell = view_snapshot(state, queued_turns)
-    shell["state"] = shell["state"] | {"items": []}
+    shell = _snapshot(state, {"items": []} | _beside_items(state, queued_turns))
     around = {
         Rung.INLINE: (history(Rung.INLINE, []), totals.size),
         Rung.SNAPSHOT: (history(Rung.SNAPSHOT, shell), totals.size),
