@@ -26,6 +26,9 @@ def main() -> int:
     ask.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
     ask.add_argument("--json", action="store_true", help="JSON on stdout")
     ask.add_argument("--rounds", type=int, help="how many; 3 by default")
+    ask.add_argument(
+        "--events", type=int, default=attach.LONG, help="attach: of the longest Session; 100,000 by default"
+    )
     ask.add_argument("--only", default="", metavar="ROW,…", help=f"speed: of {', '.join(speed.KEYS)}")
     ask.add_argument("--peers", default="", metavar="NAME,…", help=f"speed: who else runs: {', '.join(peers.PEERS)}")
     ask.add_argument("--minutes", type=float, help="speed: after so many, nothing more is begun")
@@ -36,7 +39,8 @@ def main() -> int:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     rounds = options.rounds or (1 if options.quick else 3)
     if options.workload != "speed":
-        return _list(LISTS[options.workload](rounds), options)
+        more = {"events": options.events} if options.workload == "attach" else {}
+        return _list(LISTS[options.workload](rounds, **more), options)
     only = options.only.split(",") if options.only else speed.KEYS
     if strange := set(only) - set(speed.KEYS):
         ask.error(f"--only: no row {', '.join(sorted(strange))}; there are {', '.join(speed.KEYS)}")

@@ -35,8 +35,12 @@ SUFFIX: Final = 10
 """How many events are owed to who comes back."""
 ITEMS: Final = 200
 PER_COMMIT: Final = 1_000
-Attach = Callable[[str], Awaitable[float]]
-"""Attaches by a form (`suffix`, `anchored`) and reads what is owed; how many seconds that took."""
+TIGHT_BYTES: Final = 16 * 1024
+"""A budget of history that no Session of this bench fits, in any form."""
+SUFFIX_FORM, ANCHORED, NONE = "suffix", "anchored", "none"
+"""Forms: a cursor comes back to what it is owed; no cursor, to a snapshot and what follows; or to nothing that fits."""
+Attach = Callable[[], Awaitable[float]]
+"""Attaches, and reads what is owed; how many seconds that took."""
 
 
 class Grown(NamedTuple):
@@ -72,6 +76,8 @@ async def _grow(home: Path, records: list[Callable[[int], LogRecord]], settings:
     for at in range(0, len(records), PER_COMMIT):
         await _append(app, session_id, records[at : at + PER_COMMIT])
         await asyncio.gather(*app.sessions._compactions)
+        if (at + PER_COMMIT) % LONG == 0:
+            sys.stderr.write(f"  {at + PER_COMMIT:,} of {len(records):,}\n")
     await app.sessions.compact(uuid7(), {}, session_id=session_id)
     cursor = (await app.sessions.bookmark(session_id))["viewCursor"]
     await _append(app, session_id, list(_names(SUFFIX)))
@@ -121,17 +127,17 @@ TURN: Final = uuid7()
 
 
 @asynccontextmanager
-async def in_process(grown: Grown) -> AsyncGenerator[Attach]:
+async def in_process(grown: Grown, form: str) -> AsyncGenerator[Attach]:
     """The services themselves, on the loop of who asks."""
-    app = await _open(grown.home)
+    app = await _open(grown.home, ViewSettings(history_budget_bytes=TIGHT_BYTES) if form == NONE else None)
 
-    async def attach(form: str) -> float:
+    async def attach() -> float:
         begun = time.perf_counter()
         served = await app.sessions.resume(
             uuid7(),
             {},
             session_id=grown.session_id,
-            cursor=grown.cursor if form == "suffix" else None,
+            cursor=grown.cursor if form == SUFFIX_FORM else None,
             preference="anchored",
             exclude_items=False,
         )
@@ -152,14 +158,16 @@ async def in_process(grown: Grown) -> AsyncGenerator[Attach]:
 
 
 @asynccontextmanager
-async def over_websocket(grown: Grown) -> AsyncGenerator[Attach]:
+async def over_websocket(grown: Grown, form: str) -> AsyncGenerator[Attach]:
     """A server of its own, and a connection to it that is there already: what a handshake costs is not refold's."""
+    config = f"history_budget_bytes = {TIGHT_BYTES}\n" if form == NONE else ""
+    (grown.home / "config.toml").write_text(config)
     environment = {**os.environ, "REFOLD_HOME": str(grown.home)}
     command = [sys.executable, "-m", "refold", "serve", "--bind", "127.0.0.1:0"]
     server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wire = await asyncio.to_thread(_connected, grown.home)
-        yield lambda form: asyncio.to_thread(_attach, wire, grown, form)
+        yield lambda: asyncio.to_thread(_attach, wire, grown, form)
         wire.close()
     finally:
         server.terminate()
@@ -177,10 +185,10 @@ def _connected(home: Path) -> Wire:
 
 def _attach(wire: Wire, grown: Grown, form: str) -> float:
     begun = time.perf_counter()
-    asked = {"cursor": grown.cursor} if form == "suffix" else {"history": form}
+    asked = {"cursor": grown.cursor} if form == SUFFIX_FORM else {"history": ANCHORED}
     history = wire.command("session/resume", {"sessionId": grown.session_id, **asked})["history"]
     owed = 0
-    while owed < SUFFIX:
+    while owed < (0 if form == NONE else SUFFIX):
         owed += "sourceRange" in (wire.next(30) or {}).get("params", {})
     took = time.perf_counter() - begun
     _check(form, history, owed)
@@ -189,9 +197,9 @@ def _attach(wire: Wire, grown: Grown, form: str) -> float:
 
 def _check(form: str, history: Json, owed: int) -> None:
     """A figure of something else than was meant is no figure."""
-    assert owed == SUFFIX, owed
-    if form == "suffix":
-        assert history["noneReason"] == "cursorSuffix", history
+    assert owed == (0 if form == NONE else SUFFIX), owed
+    if form != ANCHORED:
+        assert history["noneReason"] == ("cursorSuffix" if form == SUFFIX_FORM else "historyBudget"), history
     else:
         assert history["mode"] == "anchoredSnapshot", history["mode"]
         assert len(history["snapshot"]["state"]["items"]) == ITEMS + 1  # and that of the compaction

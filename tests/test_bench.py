@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import contestants, peers, postgres, report, speed
+from bench import attach, contestants, peers, postgres, report, speed
 from bench.__main__ import main
 from bench.bare import Log, Run, connect
 from bench.contestants import BARE, HTTP, REFOLD, Contestant, Failed, measure, ours
@@ -61,6 +61,15 @@ def test_less_is_better_turns_a_bar_round() -> None:
 def test_what_nobody_ran_is_not_judged() -> None:
     assert verdicts(FAST, {REFOLD: 100.0}) == [(None, None), (None, None)]
     assert verdicts(FAST) == [(None, None), (None, None)]
+
+
+def test_a_long_session_is_judged_by_the_short_one_and_both_by_the_clock() -> None:
+    suffix = attach.ROWS[0]
+    verdicts = [
+        attach._judged(suffix, length, {1_000: short, 10**6: long}, {1_000: 9.0, 10**6: 9.0})["clears"]
+        for length, short, long in [(1_000, 1.9, 9.0), (1_000, 2.1, 1.0), (10**6, 1.0, 1.2), (10**6, 1.0, 1.4)]
+    ]
+    assert verdicts == [True, False, True, False]
 
 
 def test_figures_of_another_size_are_not_taken() -> None:
