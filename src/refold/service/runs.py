@@ -137,12 +137,13 @@ class Runs:
         """The record of `run` once it is neither pending nor running any more."""
         while run.status in ("pending", "running"):
             waiting = self._supervisor.settled(run.n)
-            run = await self.get(run.run_id)  # read after the waiter is in place, so that no end is missed
-            if run.status in ("pending", "running"):
-                await waiting
-                run = await self.get(run.run_id)
-            else:
-                waiting.cancel()
+            if not self._supervisor.is_driving(run.n):  # else its end is still to be announced
+                run = await self.get(run.run_id)  # read after the waiter is in place, so that no end is missed
+                if run.status not in ("pending", "running"):
+                    waiting.cancel()
+                    break
+            await waiting
+            run = await self.get(run.run_id)
         return run
 
     async def resume(self, run_id: str, command: Command | None = None) -> Resumed:

@@ -30,7 +30,6 @@ from refold.records import (
 )
 from refold.service.blueprints import Blueprints, Resolved
 from refold.service.commands import Command, Ledger, later, woken
-from refold.service.runs import find_run
 from refold.service.settings import SubprocessMode
 from refold.store import Store, Tx, append_log, put_launch
 
@@ -95,11 +94,11 @@ class Tasks:
 
     async def launch(self, new: NewTask, *, subprocess: SubprocessMode | None = None) -> RunRecord:
         """As `begin`, and the Run's record."""
-        return await self._run(await self.begin(new, subprocess=subprocess))
+        return _applied((await self._launch(new, subprocess, None))[1])
 
     async def rekick(self, task_id: str, override: Json = None) -> RunRecord:
         """As `begin_again`, and the Run's record."""
-        return await self._run(await self.begin_again(task_id, override))
+        return _applied((await self._kick_again(task_id, override, None, None))[1])
 
     async def begin(
         self, new: NewTask, *, subprocess: SubprocessMode | None = None, command: Command | None = None
@@ -109,6 +108,11 @@ class Tasks:
         `subprocess` widens what the server allows, for a user's own file. Raises BlueprintInvalid, NotFound,
         InvalidRequest, Unprocessable, CommandConflict: nothing is created then.
         """
+        return (await self._launch(new, subprocess, command))[0]
+
+    async def _launch(
+        self, new: NewTask, subprocess: SubprocessMode | None, command: Command | None
+    ) -> tuple[Begun, RunRecord | None]:
         mode = subprocess or self._subprocess
         prepared = await later(self._prepare(new, mode))
         opening = woken(self._clock, "http", command)
@@ -128,6 +132,11 @@ class Tasks:
 
         Raises InvalidId, NotFound, BlueprintInvalid, Unprocessable, CommandConflict: nothing is created then.
         """
+        return (await self._kick_again(task_id, override, ttl_secs, command))[0]
+
+    async def _kick_again(
+        self, task_id: str, override: Json, ttl_secs: float | None, command: Command | None
+    ) -> tuple[Begun, RunRecord | None]:
         task = await self.get(task_id)
         resolved = await later(self._blueprints.resolve(decode(task.blueprint_json)))
         kick = Kick(opening=woken(self._clock, "http", command), override=override, ttl_secs=ttl_secs)
@@ -147,22 +156,24 @@ class Tasks:
         check_folders(resolved.blueprint, new)
         return new, resolved
 
-    async def _kick_once(self, command: Command | None, effect: Callable[[Tx], Kicked]) -> Begun:
-        """Applies a kick, once if its command has an id, and starts what it launched."""
-        launched: list[RunRecord] = []
+    async def _kick_once(
+        self, command: Command | None, effect: Callable[[Tx], Kicked]
+    ) -> tuple[Begun, RunRecord | None]:
+        """Applies a kick, once if its command has an id, and starts what it launched.
+
+        What it answers, and the record of the Run that it made; None if the answer was in the ledger.
+        """
+        done: Kicked | None = None
 
         def kicked(tx: Tx) -> Json:
+            nonlocal done
             done = effect(tx)
-            launched[:] = [] if done.launched is None else [done.launched]
             return {name: getattr(done.run, name) for name in Begun.__struct_fields__}
 
         answer, _ = await self._ledger.once(command, kicked, at=self._clock.now_ms())
-        for run in launched:
-            self._supervisor.drive(run)
-        return Begun(**answer)
-
-    async def _run(self, begun: Begun) -> RunRecord:
-        return await self._store.read(lambda reader: find_run(reader, begun.run_id))
+        if done is not None and done.launched is not None:
+            self._supervisor.drive(done.launched)
+        return Begun(**answer), None if done is None else done.run
 
     def create(self, tx: Tx, new: NewTask, resolved: Resolved) -> tuple[TaskRecord, SessionRecord]:
         """Creates a Task and its Session with the record that opens the view."""
@@ -290,6 +301,11 @@ class Tasks:
         return await self._store.read(
             lambda reader: reader.find(TaskRecord, before=before, limit=limit, newest_first=True)
         )
+
+
+def _applied(run: RunRecord | None) -> RunRecord:
+    assert run is not None, "a kick without a command is in no ledger"
+    return run
 
 
 def check_folders(blueprint: Blueprint, new: NewTask) -> None:
