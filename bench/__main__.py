@@ -1,4 +1,4 @@
-"""The command line of the benchmarks: `python -m bench [speed|steps|attach|readers] …`."""
+"""The command line of the benchmarks: `python -m bench [speed|steps|attach|readers|profile] …`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench import attach, peers, readers, report, speed, steps
+from bench import attach, peers, profile, readers, report, speed, steps
 from bench.table import ROWS
 
 Json = Any
@@ -21,7 +21,7 @@ SAVED = Path(__file__).parent.parent / "docs" / "bench"
 def main() -> int:
     """Prints one table; exit code 1 with `--check` if a bar is missed."""
     ask = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
-    ask.add_argument("workload", nargs="?", default="speed", choices=["speed", *LISTS])
+    ask.add_argument("workload", nargs="?", default="speed", choices=["speed", *LISTS, "profile"])
     ask.add_argument("--quick", action="store_true", help="one round; speed: also a tenth of every size")
     ask.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
     ask.add_argument("--json", action="store_true", help="JSON on stdout")
@@ -38,6 +38,9 @@ def main() -> int:
     # and no process of a peer: pip has compiled that.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     rounds = options.rounds or (1 if options.quick else 3)
+    if options.workload == "profile":
+        sys.stdout.write(profile.measure(rounds))
+        return 0
     if options.workload != "speed":
         more = {"events": options.events} if options.workload == "attach" else {}
         return _list(LISTS[options.workload](rounds, **more), options)

@@ -13,6 +13,7 @@ Not here: whether it may happen (`flowir.lifecycle`), the steps in between (`dri
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -200,7 +201,7 @@ def close_activation(
     rows = append_log(
         tx,
         session.n,
-        [*records, _closing(tx, now, status, result, reason, children, at)],
+        [*records, _closing(tx, now, status, result, result_json, reason, children, at)],
         head=session.head,
         active_run=None,
         active_turn=None,
@@ -289,10 +290,16 @@ def blueprint_name(run: RunRecord) -> str:
     return blueprint["id"] if blueprint.get("id") else f"inline:{blueprint['version']}"
 
 
-def snapshot(run: RunRecord) -> dict[str, Json]:
+def snapshot(run: RunRecord) -> Mapping[str, Json]:
     """The launch snapshot of a Run that has one, read from a record that has it in it (`store.with_launch`)."""
     assert run.input_json is not None, "callers have asked lifecycle first"
-    return decode(run.input_json)
+    return _decoded(run.input_json)
+
+
+@lru_cache(maxsize=1)
+def _decoded(text: str) -> Mapping[str, Json]:
+    """A launch asks several things about one snapshot, one after the other. Nobody changes what it is given."""
+    return decode(text)
 
 
 def turn_of(run: RunRecord) -> str:
@@ -301,10 +308,15 @@ def turn_of(run: RunRecord) -> str:
     return run.turn_id
 
 
-def answer_text(ctx: Json) -> str:
-    """The final answer that people see: `$.output` as text, else as JSON, else the ctx as JSON (design §7)."""
+def answer_text(ctx: Json, text: str) -> str:
+    """The final answer that people see: `$.output` as text, else as JSON, else the ctx as JSON, its `text`.
+
+    Source of the rule: design §7.
+    """
     said = ctx.get("output", ctx) if isinstance(ctx, Mapping) else ctx
-    return said if isinstance(said, str) else encode(said)
+    if isinstance(said, str):
+        return said
+    return text if said is ctx else encode(said)
 
 
 def _turn_record(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: int) -> LogRecord:
@@ -347,8 +359,8 @@ def _completed(tx: Tx, run: RunRecord) -> RunRecord:
     if launch["kick"].get("text") is None:
         return run
     session = session_of(tx, run)
-    launch["init_ctx"] |= {"turn": session.launched + 1, "previous": _previous_ctx(tx, session.n)}
-    input_json = encode(launch)
+    known = {"turn": session.launched + 1, "previous": _previous_ctx(tx, session.n)}
+    input_json = encode({**launch, "init_ctx": launch["init_ctx"] | known})
     stored = put_launch(tx, run.n, input_json)
     tx.update(RunRecord, (run.n,), input_json=stored)  # a resume starts from the very same ctx
     return msgspec.structs.replace(run, input_json=input_json)
@@ -424,7 +436,7 @@ def _end_attempts(tx: Tx, run: RunRecord, at: int) -> tuple[list[LogRecord], lis
 
 
 def _closing(
-    tx: Tx, run: RunRecord, status: RunStatus, result: Json, reason: str, children: list[Json], at: int
+    tx: Tx, run: RunRecord, status: RunStatus, result: Json, text: str, reason: str, children: list[Json], at: int
 ) -> LogRecord:
     members: dict[str, Any] = {
         "run": run.n,
@@ -434,7 +446,7 @@ def _closing(
         "children": children,
     }
     if status is RunStatus.DONE:
-        return view.turn_completed(at, answer=_stowed(tx, answer_text(result)), **members)
+        return view.turn_completed(at, answer=_stowed(tx, answer_text(result, text)), **members)
     return view.turn_ended(
         at,
         terminal="failed" if status is RunStatus.FAILED else "cancelled",

@@ -161,8 +161,8 @@ class Reruns:
                 kind="step_not_reached",
                 stopped_at=list(plan.stopped_at),
             )
-        launch |= {"blueprint": resolved.snapshot(), "ttl_from": self._clock.now_ms()}
-        return _Drawn(run=run, plan=plan, input_json=encode(launch))
+        begun = {**launch, "blueprint": resolved.snapshot(), "ttl_from": self._clock.now_ms()}
+        return _Drawn(run=run, plan=plan, input_json=encode(begun))
 
     async def _chosen(self, run: RunRecord, launch: Json, choice: Choice | None) -> Resolved:
         """The Blueprint of the new generation. Without a choice a Task that follows its head goes on following it."""

@@ -23,6 +23,7 @@ from refold.canonical import decode, encode
 from refold.engine.agents.base import Assignment, Report, Tools
 from refold.engine.agents.output import passed, raised
 
+_MUTABLE: Final = frozenset({dict, list})
 _POSITIONAL: Final = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -40,8 +41,10 @@ class FunctionAgent:
 
     async def perform(self, work: Assignment) -> Report:
         """Calls the function with copies of its arguments and reports what came of it."""
-        # Copies, because the values belong to the flow: `input.pop("x")` would change what the next step reads.
-        arguments = decode(encode([work.directive, work.ctx] if self._wants_ctx else [work.directive]))
+        arguments = [work.directive, work.ctx] if self._wants_ctx else [work.directive]
+        if type(arguments[-1]) in _MUTABLE:
+            # Copies, because the values belong to the flow: `input.pop("x")` would change what the next step reads.
+            arguments = decode(encode(arguments))
         try:
             value = await (self._listen(work, arguments) if self._speaks else self._call(arguments))
         except asyncio.CancelledError as error:
