@@ -30,6 +30,7 @@ import msgspec
 from refold.errors import CommitFailed, StoreDamaged, StoreError, StoreHeld, StoreRefused
 from refold.records import Head, LogRow, Row, SessionRecord
 from refold.store.base import TABLES, StepCommit, Tx, apply_step
+from refold.store.headroom import Headroom
 from refold.store.schema import check_identity, migrate
 
 R = TypeVar("R", bound=Row)
@@ -51,6 +52,7 @@ class SqliteStore:
     def __init__(self, writer: apsw.Connection, reader: apsw.Connection, path: Path) -> None:
         self.path = path
         self._writer = writer
+        self._headroom = Headroom(path)
         self._reader = _SqliteTx(reader)
         self._tx = _SqliteTx(writer)
         self._queue: list[_Entry] = []
@@ -134,6 +136,7 @@ class SqliteStore:
         if self._queue:
             self._flush()
         self._stopped = self._stopped or f"the store {self.path} is closed"
+        self._headroom.close()
         self._reader.connection.close()
         self._writer.close()
 
@@ -196,6 +199,7 @@ class SqliteStore:
                 self._writer.execute("BEGIN IMMEDIATE")
                 outcomes = [self._apply_one(work) for work, _ in batch]
             self._writer.execute("COMMIT")
+            self._headroom.keep()
         except apsw.Error as error:
             self._tx.heads = {}
             raise self._fail(error) from error
