@@ -239,14 +239,14 @@ class Driver:
 
     def _heed(self, ticket: int, report: Message) -> None:
         """Takes a message: the report of an attempt, an answer, or (None) that a pause is over or a slot is free."""
-        if isinstance(report, Exception):
-            raise report
         work = self._works.get(ticket)
-        if work is None:
-            return  # its lane has lost meanwhile and its end is written, or it was only a wake-up
-        if isinstance(report, Report):
+        if isinstance(report, Report) and work is not None:
             self._end(work, report)
             return
+        if isinstance(report, Exception):
+            raise report
+        if work is None:
+            return  # its lane has lost meanwhile and its end is written, or it was only a wake-up
         if isinstance(report, RequestRow):
             self._settled(work, report)
             return
@@ -271,7 +271,7 @@ class Driver:
         """Ends a step, by a report or a person's `answer`: logs its Pass, closes its item, tells the machine."""
         del self._works[dispatch.ticket]
         if isinstance(report.outcome, Pass):
-            self._scribe.passed(done, report.outcome.value, self._dispatch_ctx(done))
+            self._scribe.passed(done, report.outcome.value, done.given or self._dispatch_ctx(done))
         self._scribe.ended(done, report, None if answer is None else item_status(answer, report.outcome))
         self._obey(self._machine.complete(dispatch.ticket, report.outcome))
 
@@ -314,12 +314,12 @@ class Driver:
             for attempt in opened:
                 self._give(attempt.dispatch.ref)  # granted a slot, and never started
             raise
-        self._said = waiting_on
+        self._said, spawn = waiting_on, asyncio.get_running_loop().create_task
         for attempt, seq in zip(opened, seqs, strict=True):
             attempt.origin = attempt.origin or seq
             work = self._works[attempt.dispatch.ticket]
             name = f"{self._run.run_id} {attempt.attempt.step_ref}"
-            work.task = asyncio.create_task(self._perform(attempt), name=name)
+            work.task = spawn(self._perform(attempt), name=name)
 
     async def _commit(self, step: StepCommit, dropped: Collection[str]) -> tuple[int, ...]:
         """The step's commit; together with the end of what lanes that have lost were asking, if there is such."""
@@ -395,6 +395,7 @@ class Driver:
 
     def _assignment(self, current: Try, speech: Speech) -> Assignment:
         dispatch, attempt, run = current.dispatch, current.attempt, self._run
+        current.given = given = self._dispatch_ctx(current)
         return Assignment(
             run_id=run.run_id,
             step_id=attempt.step_id,
@@ -407,7 +408,7 @@ class Driver:
             input_hash=attempt.input_hash,
             directive=self._tools.secrets.resolve(dispatch.directive),
             agent=self._definition(dispatch.ref),
-            ctx=self._dispatch_ctx(current),
+            ctx=given,
             emit=speech.emit,
             **self._folders,
             due_at=attempt.due_at,

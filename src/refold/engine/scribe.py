@@ -6,7 +6,6 @@ ordinals of attempts and the count of tries per step. If a commit fails the scri
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 
@@ -44,13 +43,15 @@ NO_LANE: Final = encode([])
 class Try(msgspec.Struct, kw_only=True):
     """One attempt of one dispatch: what its row says, and where its item begins (`origin`, its seq once written).
 
-    `logged` is the ordinal of its replay row: 0 unless it has passed, and its Run keeps a replay log.
+    `logged` is the ordinal of its replay row: 0 unless it has passed, and its Run keeps a replay log. `given` is the
+    dispatch Ctx, once its agent was given it.
     """
 
     dispatch: Dispatch
     attempt: AttemptRow
     origin: int = 0
     logged: int = 0
+    given: dict[str, Json] | None = None
 
 
 class Scribe:
@@ -70,7 +71,7 @@ class Scribe:
         self._replay = replay
         self._rows, self._chain = run.rows, run.chain
         self._snapshots = SnapshotWriter(outputs)
-        self._tries: Counter[ReplayKey] = Counter()
+        self._tries: dict[ReplayKey, int] = {}
         self.last: dict[ReplayKey, AttemptRow] = {}
         """The last attempt of each step before this activation, within the generation."""
         self._ordinal = 0
@@ -78,7 +79,7 @@ class Scribe:
             self._ordinal = max(self._ordinal, attempt.ordinal)
             if attempt.generation == run.generation:
                 key = ReplayKey(attempt.step_ref, attempt.input_hash, attempt.occurrence)
-                self._tries[key] += 1
+                self._tries[key] = self._tries.get(key, 0) + 1
                 self.last[key] = attempt
         self._begin()
 
@@ -96,8 +97,9 @@ class Scribe:
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to write."""
-        rows = (self._opens, self._passes, self._decisions, self._ends)
-        return not any((*rows, self._questions, self._consumed, self._dropped))
+        if self._opens or self._passes or self._ends:  # nearly always
+            return False
+        return not (self._decisions or self._questions or self._consumed or self._dropped)
 
     def take(self, waiting_on: str | None) -> tuple[StepCommit, list[Try], Collection[str]]:
         """What to commit, the attempts that it opens, and the requests to end with it; the scribe is empty again."""
@@ -127,7 +129,7 @@ class Scribe:
         """Opens the next attempt of a dispatch; `before` is the one that it tries again, under the same item."""
         key, at = dispatch.key, self._clock.now_ms()
         self._ordinal += 1
-        self._tries[key] += 1
+        self._tries[key] = tries = self._tries.get(key, 0) + 1
         attempt = AttemptRow(
             run=self._run.n,
             ordinal=self._ordinal,
@@ -137,7 +139,7 @@ class Scribe:
             step_ref=key.step_ref,
             input_hash=key.input_hash,
             occurrence=key.occurrence,
-            attempt=self._tries[key],
+            attempt=tries,
             lane_json=encode(dispatch.lane) if dispatch.lane else NO_LANE,
             opened=before.origin if before else 0,
             started_at=at,

@@ -24,14 +24,20 @@ class Speech:
         self._opened = opened
         self._item_id = item_id
         self._attempt = attempt
-        self._redactor: Redactor = secrets.redactor()
+        self._secrets = secrets
+        self._redactor: Redactor | None = None
+        """Made with the first piece: most attempts say nothing."""
 
     async def emit(self, text: str) -> None:
         """Says a piece."""
+        if self._redactor is None:
+            self._redactor = self._secrets.redactor()
         self._say(self._redactor.feed(mend(text)))
 
     def close(self) -> None:
         """Says what was held back, and ends."""
+        if self._redactor is None:
+            return
         self._say(self._redactor.rest())
         self._voice.end(self._session, self._item_id)
 

@@ -15,7 +15,7 @@ Not here: what nodes do (`nodes`), what joins do (`fanout`), the log (`replay`).
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Final
@@ -85,7 +85,7 @@ class FlowMachine:
         self._asked: dict[int, str] = {}
         self._abandoned: set[int] = set()
         self._tickets = 0
-        self._seen: Counter[tuple[str, str]] = Counter()
+        self._seen: dict[tuple[str, str], int] = {}
         self._commands: list[Command] = []
         root = Strand(partial(walk, flow), ctx, self._meter)
         self._ready: deque[tuple[Strand, Json]] = deque([(root, None)])
@@ -129,7 +129,7 @@ class FlowMachine:
     def key_of(self, ref: str, directive: Json, lane: Lane) -> ReplayKey:
         """Allots the replay key of a dispatch: its occurrence counts equal questions, whatever came of them."""
         hashed = input_hash(directive, lane)
-        occurrence = self._seen[ref, hashed]
+        occurrence = self._seen.get((ref, hashed), 0)
         self._seen[ref, hashed] = occurrence + 1
         return ReplayKey(ref, hashed, occurrence)
 
