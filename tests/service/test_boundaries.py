@@ -280,9 +280,8 @@ async def test_an_anchored_resume_costs_what_happened_since_its_boundary(house: 
     assert 100 < per_event < 1_000
 
 
-@pytest.mark.anyio
-async def test_a_cursor_costs_the_same_however_many_items_there_are(house: House, app: App, crew: Crew) -> None:
-    """After a boot nothing is folded yet, and for what follows a cursor no item has to be."""
+async def short_and_long(app: App) -> list[str]:
+    """A Session of 10 turns and one of 100, with a boundary behind all but the last."""
     sessions = []
     async with Line(app) as line:
         for turns in (10, 100):
@@ -290,6 +289,13 @@ async def test_a_cursor_costs_the_same_however_many_items_there_are(house: House
             await talk(line, sessions[-1], *map(str, range(turns)))
             await compact(line, sessions[-1])
             await talk(line, sessions[-1], "one more")
+    return sessions
+
+
+@pytest.mark.anyio
+async def test_a_cursor_costs_the_same_however_many_items_there_are(house: House, app: App, crew: Crew) -> None:
+    """After a boot nothing is folded yet, and for what follows a cursor no item has to be."""
+    sessions = await short_and_long(app)
     costs = []
     for session in sessions:
         app = await house.reboot(app, view=HUGE)
@@ -311,13 +317,7 @@ async def test_that_nothing_fits_costs_the_same_however_much_there_is(
     house: House, app: App, crew: Crew, preference: str
 ) -> None:
     """No item is read to say that none is served, nor is one looked at once the Session is folded."""
-    sessions, tight = [], msgspec.structs.replace(HUGE, history_budget_bytes=500)
-    async with Line(app) as line:
-        for turns in (10, 100):
-            sessions.append(await line.start("talk"))
-            await talk(line, sessions[-1], *map(str, range(turns)))
-            await compact(line, sessions[-1])
-            await talk(line, sessions[-1], "one more")
+    sessions, tight = await short_and_long(app), msgspec.structs.replace(HUGE, history_budget_bytes=500)
     costs = []
     for session in sessions:
         app = await house.reboot(app, view=tight)

@@ -6,7 +6,8 @@ The machine decides, the store remembers, agents act. The order is the promise: 
 that follows from it is dispatched, answered or shown (law 1), and an attempt is committed before its agent starts
 (law 2). All that became known in one turn of the loop, also by many lanes at once, goes into one commit (law 3); each
 commit carries the epoch, so a driver that lost its Run writes nothing and stops (law 4). If a commit fails the machine
-is thrown away with the driver: it has already moved past what was not written.
+is thrown away with the driver: it has already moved past what was not written. What the last turn brought is committed
+with the end of the Run, by who closes it.
 
 Not here: rows and records (`scribe`), opening and closing (`activation`), what keeps drivers (`supervisor`), how agents
 work (`agents`), whether a step is tried again (`retries`).
@@ -93,8 +94,7 @@ class Work(msgspec.Struct, kw_only=True):
 class Driver:
     """Carries one activation. `drive` returns its result, or raises Fenced, CommitFailed or what a bug raised.
 
-    What the last turn brought is not written then, but left to the commit that closes the Run: `take_last` hands it
-    over.
+    After it, `take_last` hands over what is still to be written.
     """
 
     def __init__(

@@ -2,7 +2,8 @@
 
 * **Hot path** `await store.commit(step)`: data, not code. One `StepCommit` is one step's Pass row, decisions, attempt
   ends, log records and next attempts, all or nothing (law 3), fenced by the Run's epoch (law 4). Concurrent callers
-  share one transaction and one fsync, each with its own savepoint.
+  share one transaction and one fsync, and undo nothing of each other. What must stand or fall with a step, such as the
+  end of its Run, is handed in as code beside it.
 * **Control plane** `await store.write(fn)`: `fn(tx)` is plain, synchronous and repeatable; whatever it raises undoes
   all it did. There is no compensation code anywhere above.
 * **Reads** `await store.read(fn)`: one consistent view of what is committed.
