@@ -351,6 +351,7 @@ GROWTH: Final[dict[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "lines run": lambda monkeypatch: monkeypatch.setattr(snapshots, "_tree", lambda paths: None),
     "bytes of JSON written": _twice(Scribe, "passed", lambda scribe, done, value, ctx: canonical.encode(ctx)),
     "bytes read": _launched_in_the_record,
+    "bytes of WAL": _launched_in_the_record,
 }
 
 
