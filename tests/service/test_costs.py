@@ -327,7 +327,7 @@ def _reports_late(monkeypatch: pytest.MonkeyPatch) -> None:
 PLANTS: Final[dict[str, Callable[[pytest.MonkeyPatch], None]]] = {
     "commits": _twice(SqliteStore, "_apply", _commits_first),
     "syncs of the WAL": _twice(SqliteStore, "_apply", _commits_first),
-    "statements": _twice(_SqliteTx, "_change", lambda tx, *_: tx.connection.execute("SELECT 1")),
+    "statements": _twice(_SqliteTx, "_change_all", lambda tx, *_: tx.connection.execute("SELECT 1")),
     "bytes of WAL": _twice(SqliteStore, "_apply", _writes_much),
     "JSON texts written": _twice(canonical, "_fast", canonical._fast),
     "turns of the loop": _reports_late,

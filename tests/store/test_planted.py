@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -43,6 +43,12 @@ class Unguarded:
         self, kind: type[Row], key: tuple[Any, ...], *, where: Mapping[str, Any] | None = None, **changes: Any
     ) -> bool:
         return self._tx.update(kind, key, **changes)
+
+    def update_all(
+        self, kind: type[Row], names: tuple[str, ...], where: tuple[str, ...], values: Sequence[Sequence[Any]]
+    ) -> int:
+        keys = len(base.TABLES[kind].key)
+        return self._tx.update_all(kind, names, where[:keys], [each[: len(names) + keys] for each in values])
 
 
 def _without_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,10 @@ class _MemoryTx:
             self.heads[row.session] = row.seq
         return row
 
+    def insert_all(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self.insert(row)
+
     def put(self, row: Row) -> None:
         if _members(row, TABLES[type(row)].key) not in self._tables.rows[type(row)]:
             self.insert(row)
@@ -163,6 +167,16 @@ class _MemoryTx:
         table[tuple(key)] = msgspec.structs.replace(old, **changes)
         self._undo.append(lambda: table.__setitem__(tuple(key), old))
         return True
+
+    def update_all(
+        self, kind: type[Row], names: tuple[str, ...], where: tuple[str, ...], values: Sequence[Sequence[Any]]
+    ) -> int:
+        found = 0
+        for each in values:
+            guard = dict(zip(where, each[len(names) :], strict=True))
+            key = [guard.pop(name) for name in TABLES[kind].key]
+            found += self.update(kind, key, where=guard, **dict(zip(names, each, strict=False)))
+        return found
 
     def delete(self, kind: type[Row], **equals: Any) -> int:
         table, spec, gone = self._tables.rows[kind], TABLES[kind], self.find(kind, **equals)

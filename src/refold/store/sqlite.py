@@ -3,7 +3,7 @@
 * **Group commit.** Writers queue; a flush drains the queue into one transaction, a savepoint each, one fsync for all.
   The flush is scheduled with `call_soon`, so callers of the same turn of the loop share it, and runs on the loop
   itself: a hop to a writer thread costs about a third of a sequential step, and while a commit is on its way nobody
-  above has anything to do but wait for it.
+  above has anything to do but wait for it. Steps that flush together are also written together, kind by kind.
 * **Inline commit.** A step whose driver was the only writer of the turn before commits at once, and does not wait for
   the next turn. It still may have company this time: the others then share the flush after it.
 * **FULL, read back at open.** WAL with NORMAL loses acknowledged commits at power loss, and no kill test shows it.
@@ -21,15 +21,17 @@ import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import apsw
 import msgspec
 
 from refold.errors import CommitFailed, StoreDamaged, StoreError, StoreHeld, StoreRefused
 from refold.records import Head, LogRow, Row, SessionRecord
-from refold.store.base import TABLES, StepCommit, Tx, apply_step
+from refold.store.base import TABLES, StepCommit, Tx, apply_step, apply_steps
 from refold.store.headroom import Headroom
 from refold.store.schema import check_identity, migrate
 
@@ -43,7 +45,25 @@ CHECKPOINT_PAGES: Final = 8000
 _FATAL: Final = (apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.CantOpenError)
 _KEYED: Final = frozenset(kind for kind in TABLES if kind.__struct_fields__[0] == "n")
 """The kinds whose rows SQLite gives an integer key, their first member."""
-_Entry = tuple[Callable[[Any], Any], "asyncio.Future[Any]"]
+
+
+class _Entry(NamedTuple):
+    """What is queued, and who waits for it: a step, with what is done also with it, or any other work."""
+
+    step: StepCommit | None
+    work: Callable[[Any], Any] | None
+    future: asyncio.Future[Any]
+
+    def apply(self, tx: Any) -> Any:
+        """Does it, and returns its result."""
+        if self.step is not None:
+            return apply_step(tx, self.step, self.work)
+        assert self.work is not None, "it is a step, or work"
+        return self.work(tx)
+
+    @property
+    def is_step(self) -> bool:
+        return self.step is not None
 
 
 class SqliteStore:
@@ -115,10 +135,10 @@ class SqliteStore:
             return [f"{path}: {error}"]
 
     async def commit(self, step: StepCommit, also: Callable[[Tx], object] | None = None) -> tuple[int, ...]:
-        return await self._enqueue(lambda tx: apply_step(tx, step, also), inline=True)
+        return await self._enqueue(step, also)
 
     async def write(self, fn: Callable[[Tx], T]) -> T:
-        return await self._enqueue(fn)
+        return await self._enqueue(None, fn)
 
     async def read(self, fn: Callable[[Any], T]) -> T:
         connection = self._reader.connection
@@ -140,18 +160,18 @@ class SqliteStore:
         self._reader.connection.close()
         self._writer.close()
 
-    def _enqueue(self, work: Callable[[Any], T], *, inline: bool = False) -> asyncio.Future[T]:
-        """What becomes of `work`: known when this returns if it was done inline, else after this turn of the loop.
+    def _enqueue(self, step: StepCommit | None, work: Callable[[Any], Any] | None) -> asyncio.Future[Any]:
+        """What becomes of it: known when this returns if it was done inline, else after this turn of the loop.
 
         A `write` is never done inline: who writes in a row would keep the loop from everybody else.
         """
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: asyncio.Future[Any] = loop.create_future()
         if self._entries_of_turn == 0:
             loop.call_soon(self._end_turn)
         self._entries_of_turn += 1
-        self._queue.append((work, future))
-        if inline and self._is_alone and self._entries_of_turn == 1:
+        self._queue.append(_Entry(step, work, future))
+        if step is not None and self._is_alone and self._entries_of_turn == 1:
             self._flush()
         return future
 
@@ -170,13 +190,13 @@ class SqliteStore:
             outcomes = self._apply(batch)
         except StoreError as error:
             outcomes: list[Any] = [error] * len(batch)
-        for (_, future), outcome in zip(batch, outcomes, strict=True):
-            if future.done():
+        for entry, outcome in zip(batch, outcomes, strict=True):
+            if entry.future.done():
                 continue
             if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
+                entry.future.set_exception(outcome)
             else:
-                future.set_result(outcome[0])
+                entry.future.set_result(outcome[0])
         if self._tx.heads:
             heads, self._tx.heads = self._tx.heads, {}
             self._wake(heads)
@@ -190,14 +210,14 @@ class SqliteStore:
         try:
             self._writer.execute("BEGIN IMMEDIATE")
             try:
-                outcomes: list[Any] = [(work(self._tx),) for work, _ in batch]
+                outcomes = self._apply_all(batch)
             except BaseException as error:
                 if _is_of_the_disk(error):
                     raise
                 self._writer.execute("ROLLBACK")
                 self._tx.heads = {}
                 self._writer.execute("BEGIN IMMEDIATE")
-                outcomes = [self._apply_one(work) for work, _ in batch]
+                outcomes = [self._apply_one(entry) for entry in batch]
             self._writer.execute("COMMIT")
             self._headroom.keep()
         except apsw.Error as error:
@@ -205,11 +225,26 @@ class SqliteStore:
             raise self._fail(error) from error
         return outcomes
 
-    def _apply_one(self, work: Callable[[Any], Any]) -> Any:
+    def _apply_all(self, batch: Sequence[_Entry]) -> list[Any]:
+        """Applies the batch in its order; steps with no other work between them at once, and then what they do also."""
+        outcomes = list[Any]()
+        for are_steps, found in groupby(batch, attrgetter("is_step")):
+            entries = list(found)
+            if not are_steps or len(entries) == 1:
+                outcomes += [(entry.apply(self._tx),) for entry in entries]
+                continue
+            seqs = apply_steps(self._tx, [entry.step for entry in entries if entry.step is not None])
+            for entry in entries:
+                if entry.work is not None:
+                    entry.work(self._tx)
+            outcomes += zip(seqs, strict=True)
+        return outcomes
+
+    def _apply_one(self, entry: _Entry) -> Any:
         heads = dict(self._tx.heads)
         self._writer.execute("SAVEPOINT entry")
         try:
-            result = (work(self._tx),)
+            result = (entry.apply(self._tx),)
         except BaseException as error:
             if _is_of_the_disk(error):
                 raise
@@ -244,7 +279,8 @@ class _SqliteTx:
 
     def __init__(self, connection: apsw.Connection) -> None:
         self.connection = connection
-        self._execute = connection.cursor().execute  # one for all: what is read is fetched whole before the next
+        cursor = connection.cursor()  # one for all: what is read is fetched whole before the next
+        self._execute, self._execute_all = cursor.execute, cursor.executemany
         self.heads: dict[int, int] = {}
         self._sql: dict[Any, str] = {}
 
@@ -318,9 +354,14 @@ class _SqliteTx:
             self._change(kind, self._insert(kind), (None, *members[1:]))
             return msgspec.structs.replace(row, n=self.connection.last_insert_rowid())
         self._change(kind, self._insert(kind), members)
-        if type(row) is LogRow:
+        if isinstance(row, LogRow):
             self.heads[row.session] = row.seq
         return row
+
+    def insert_all(self, rows: Sequence[Row]) -> None:
+        kind = type(rows[0])
+        self._change_all(kind, self._insert(kind), [msgspec.structs.astuple(row) for row in rows])
+        self.heads.update((row.session, row.seq) for row in rows if isinstance(row, LogRow))
 
     def put(self, row: Row) -> None:
         kind = type(row)
@@ -331,15 +372,21 @@ class _SqliteTx:
         self, kind: type[Row], key: Sequence[Any], *, where: Mapping[str, Any] | None = None, **changes: Any
     ) -> bool:
         guard = where or {}
-        shape = (kind, *changes, None, *guard)
-        sql = self._sql.get(shape)
+        values = (*changes.values(), *key, *guard.values())
+        return self.update_all(kind, tuple(changes), (*TABLES[kind].key, *guard), [values]) == 1
+
+    def update_all(
+        self, kind: type[Row], names: tuple[str, ...], where: tuple[str, ...], values: Sequence[Sequence[Any]]
+    ) -> int:
+        sql = self._sql.get((kind, names, where))
         if sql is None:
             table = TABLES[kind]
-            sets = ", ".join(f"{name}=?" for name in changes)
-            tests = " AND ".join([*(f"{name}=?" for name in table.key), *(f"{name} IS ?" for name in guard)])
-            sql = self._sql[shape] = f"UPDATE {table.name} SET {sets} WHERE {tests}"
-        self._change(kind, sql, (*changes.values(), *key, *guard.values()))
-        return self.connection.changes() == 1
+            sets = ", ".join(f"{name}=?" for name in names)
+            tests = " AND ".join(f"{name}{'=' if name in table.key else ' IS '}?" for name in where)
+            sql = self._sql[kind, names, where] = f"UPDATE {table.name} SET {sets} WHERE {tests}"
+        before = self.connection.total_changes()
+        self._change_all(kind, sql, values)
+        return self.connection.total_changes() - before
 
     def delete(self, kind: type[Row], **equals: Any) -> int:
         where = " AND ".join(f"{name} IS ?" for name in equals)
@@ -355,6 +402,12 @@ class _SqliteTx:
     def _change(self, kind: type[Row], sql: str, values: Sequence[Any]) -> None:
         try:
             self._execute(sql, values)
+        except apsw.ConstraintError as error:
+            raise StoreError(f"a {TABLES[kind].name} row cannot be stored: {error}") from error
+
+    def _change_all(self, kind: type[Row], sql: str, values: Sequence[Sequence[Any]]) -> None:
+        try:
+            self._execute_all(sql, values)
         except apsw.ConstraintError as error:
             raise StoreError(f"a {TABLES[kind].name} row cannot be stored: {error}") from error
 

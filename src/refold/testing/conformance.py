@@ -37,9 +37,9 @@ from refold.records import (
     TaskRecord,
     ValueRow,
 )
-from refold.store import Question, Reader, Tx, append_log
+from refold.store import MemoryStore, Question, Reader, Tx, append_log
 from refold.store.audit import audit
-from refold.store.base import TABLES
+from refold.store.base import TABLES, apply_steps
 from refold.testing.damage import DamageConformance
 from refold.testing.history import (
     SHARED,
@@ -111,6 +111,29 @@ class StoreConformance(RowConformance, DamageConformance):
         log, faults = await store.read(lambda reader: (reader.log(run.session, 0), audit(reader)))
         assert [row.body_json for row in log] == ['{"text":"first"}', '{"text":"second"}']
         assert faults == []
+
+    async def test_steps_of_one_turn_are_as_one_after_the_other(self, factory: StoreFactory) -> None:
+        """Also two of one Session, and beside some that are refused: what they write together is what each would."""
+        store, alone = await factory.open(), MemoryStore()
+        for each in (store, alone):
+            runs = [await begin(each, name) for name in "abcd"]
+            first, second, *_ = runs
+            await each.write(lambda tx, n=second.n, to=first.session: tx.update(RunRecord, (n,), session=to))
+            for run in runs:
+                await advance(each, run.n)
+        for refused in (None, runs[0].n, runs[3].n):
+            steps = [await alone.read(lambda reader, n=run.n: next_step(reader, n)) for run in runs]
+            steps = [msgspec.structs.replace(step, epoch=step.epoch - (step.run == refused)) for step in steps]
+            if refused is None:  # at once, or not at all: nothing falls back to one by one
+                together = await store.write(lambda tx, steps=steps: apply_steps(tx, steps))
+            else:
+                together = await asyncio.gather(*map(store.commit, steps), return_exceptions=True)
+            each = [*await asyncio.gather(*map(alone.commit, steps), return_exceptions=True)]
+            assert [type(one) for one in together] == [Fenced if step.run == refused else tuple for step in steps]
+            assert [one for one in together if type(one) is tuple] == [one for one in each if type(one) is tuple]
+            assert await store.read(_everything) == await alone.read(_everything)
+        assert len({step.session for step in steps}) < len(steps)
+        assert await store.read(audit) == []
 
     async def test_a_write_that_meets_the_close_is_kept_if_it_is_acknowledged(self, factory: StoreFactory) -> None:
         store = await factory.open()
