@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from refold.canonical import canonical_row, decode, encode
+from refold.canonical import canonical_row, decode, encode_known
 from refold.errors import InvalidId
 
 Json = Any
@@ -566,7 +566,7 @@ def replay_hash(chain: bytes, row: ReplayRow | DecisionRow | CutRow) -> bytes:
 
 def seal_log(session: int, seq: int, chain: bytes, record: LogRecord) -> LogRow:
     """Gives `record` its place at `seq`, after the row whose hash is `chain`."""
-    body, kind = encode(record.body), str(record.type)  # exactly a str, as the store gives it back
+    body, kind = encode_known(record.body), str(record.type)  # exactly a str, as the store gives it back
     return LogRow(
         session=session,
         seq=seq,

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from strategies import json_values, texts
 
 from refold import canonical as module
-from refold.canonical import canonical, canonical_row, decode, decode_strict, digest, encode, type_name
+from refold.canonical import canonical, canonical_row, decode, decode_strict, digest, encode, encode_known, type_name
 from refold.errors import InvalidJson
 
 LOOP: list = []
@@ -67,6 +67,17 @@ def test_stored_text_gives_back_exactly_what_went_in(value):
     text = encode(value)
     assert exact(decode(text)) == exact(value)
     assert exact(decode(text.encode())) == exact(value)
+
+
+@given(json_values)
+def test_what_is_known_to_be_json_is_written_without_a_look_and_comes_out_the_same(value):
+    assert exact(decode(encode_known(value))) == exact(value)
+
+
+def test_what_no_text_can_hold_is_refused_also_if_it_was_trusted():
+    for value in ("\ud800", {"a": ["\udfff"]}):
+        with pytest.raises(InvalidJson):
+            encode_known(value)
 
 
 @given(json_values)

@@ -18,9 +18,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -91,6 +91,34 @@ class Work(msgspec.Struct, kw_only=True):
     timer: asyncio.TimerHandle | None = None
 
 
+class Role(NamedTuple):
+    """What a ref stands for in this Run, looked up once: who performs it, its definition, and what slots it takes."""
+
+    agent: AgentDef | None
+    """None: no agent of the Blueprint, but something that every driver can do itself."""
+    definition: AgentDef
+    kind: str
+    needs: str
+    """The slots that it needs, which is the line that it waits in: behind those that need the same, never behind one
+    that needs more."""
+
+
+class Roles(dict[str, Role]):
+    """The roles of a Run by ref, each made when it is first asked for."""
+
+    def __init__(self, agents: Iterable[AgentDef]) -> None:
+        super().__init__()
+        self._agents = {agent.name: agent for agent in agents}
+
+    def __missing__(self, ref: str) -> Role:
+        agent = self._agents.get(ref)
+        definition = agent or AgentDef(name=ref, kind=ref, spec={})
+        kind = definition.kind
+        needs = "none" if kind in WAITS else "process" if kind == "subprocess" else "step"
+        role = self[ref] = Role(agent, definition, kind, needs)
+        return role
+
+
 class Driver:
     """Carries one activation. `drive` returns its result, or raises Fenced, CommitFailed or what a bug raised.
 
@@ -118,7 +146,7 @@ class Driver:
         self._clock = clock
         self._tools = tools
         self._cursor = cursor
-        self._agents: Mapping[str, AgentDef] = {agent.name: agent for agent in blueprint.agents}
+        self._roles = Roles(blueprint.agents)
         self._performers: dict[str, Agent] = {}
         self._machine = FlowMachine(blueprint.flow, init_ctx, metas=blueprint.metas, decisions=cursor.decisions)
         self.outputs = cursor.outputs
@@ -127,6 +155,8 @@ class Driver:
         self._asked = Asked(requests, run.generation)
         self._works: dict[int, Work] = {}
         self._waiting: dict[str, deque[int]] = {"none": deque(), "step": deque(), "process": deque()}
+        self._queued = False
+        """Whether it stands in line for slots."""
         self._said = run.waiting_on
         self._inbox: Inbox[tuple[int, Message]] = Inbox()
         self._questions = Questions(store, clock, tools.desk, self._hear)
@@ -171,7 +201,7 @@ class Driver:
 
     def _take_on(self, dispatch: Dispatch) -> None:
         """Puts a dispatch in line for its slot, unless a person has to be asked, or its policy refuses it, first."""
-        agent, before = self._agents.get(dispatch.ref), self._scribe.last.get(dispatch.key)
+        agent, before = self._roles[dispatch.ref].agent, self._scribe.last.get(dispatch.key)
         cut_off = before if before is not None and before.status is None else None
         given_up = ambiguous(cut_off, agent) if cut_off is not None else None
         if given_up is not None:
@@ -193,7 +223,7 @@ class Driver:
         return request
 
     def _line_up(self, work: Work) -> None:
-        self._waiting[self._line(work.dispatch.ref)].append(work.dispatch.ticket)
+        self._waiting[self._roles[work.dispatch.ref].needs].append(work.dispatch.ticket)
 
     def _hear(self, ticket: int, message: Message) -> None:
         self._inbox.put((ticket, message))
@@ -232,10 +262,11 @@ class Driver:
                 work.current = self._scribe.open(work.dispatch, work.current, self._due(work.dispatch))
                 work.status = None
         still_waits = any(self._waiting.values())
-        if took_slots or not still_waits:
+        if self._queued and (took_slots or not still_waits):
             self._tools.capacity.leave(self._wake)  # and behind the other drivers, if it waits for more
         if still_waits:
             self._tools.capacity.queue(self._wake)
+        self._queued = still_waits
 
     def _heed(self, ticket: int, report: Message) -> None:
         """Takes a message: the report of an attempt, an answer, or (None) that a pause is over or a slot is free."""
@@ -260,7 +291,7 @@ class Driver:
     def _end(self, work: Work, report: Report) -> None:
         """Ends an attempt, and its step with it, unless that is tried again."""
         assert work.current is not None, "only an attempt reports"
-        agent = self._agents.get(work.dispatch.ref)
+        agent = self._roles[work.dispatch.ref].agent
         pause = pause_before_retry(agent, report, work.current.attempt.attempt)
         if pause is not None:
             self._retry_later(work, agent, report, pause)
@@ -321,11 +352,11 @@ class Driver:
             name = f"{self._run.run_id} {attempt.attempt.step_ref}"
             work.task = spawn(self._perform(attempt), name=name)
 
-    async def _commit(self, step: StepCommit, dropped: Collection[str]) -> tuple[int, ...]:
+    def _commit(self, step: StepCommit, dropped: Collection[str]) -> Awaitable[tuple[int, ...]]:
         """The step's commit; together with the end of what lanes that have lost were asking, if there is such."""
         if not dropped:
-            return await self._store.commit(step)
-        return await self._store.commit(step, lambda tx: retire_requests(tx, self._run, step.at, dropped))
+            return self._store.commit(step)
+        return self._store.commit(step, lambda tx: retire_requests(tx, self._run, step.at, dropped))
 
     async def _perform(self, current: Try) -> None:
         """Does one attempt, in a task of its own, and reports."""
@@ -350,7 +381,7 @@ class Driver:
         self._inbox.put((dispatch.ticket, report))
 
     async def _within_time(self, current: Try, speech: Speech) -> Report:
-        agent = self._agents.get(current.dispatch.ref)
+        agent = self._roles[current.dispatch.ref].agent
         secs = agent.timeout_secs if agent is not None else None
         working = self._performer(current.dispatch.ref).perform(self._assignment(current, speech))
         if secs is None:
@@ -407,23 +438,16 @@ class Driver:
             generation=attempt.generation,
             input_hash=attempt.input_hash,
             directive=self._tools.secrets.resolve(dispatch.directive),
-            agent=self._definition(dispatch.ref),
+            agent=self._roles[dispatch.ref].definition,
             ctx=given,
             emit=speech.emit,
             **self._folders,
             due_at=attempt.due_at,
         )
 
-    def _definition(self, ref: str) -> AgentDef:
-        return self._agents.get(ref) or AgentDef(name=ref, kind=ref, spec={})
-
-    def _kind(self, ref: str) -> str:
-        agent = self._agents.get(ref)
-        return ref if agent is None else agent.kind
-
     def _performer(self, ref: str) -> Agent:
         if ref not in self._performers:
-            agent = self._definition(ref)
+            agent = self._roles[ref].definition
             told = msgspec.structs.replace(agent, spec=self._tools.secrets.resolve(agent.spec))
             self._performers[ref] = performer(told, self._tools)
         return self._performers[ref]
@@ -449,19 +473,14 @@ class Driver:
 
     # -- slots --------------------------------------------------------------------------------------------------------
 
-    def _line(self, ref: str) -> str:
-        """Which line a step stands in: behind those that need the same slots, never behind one that needs more."""
-        kind = self._kind(ref)
-        return "none" if kind in WAITS else "process" if kind == "subprocess" else "step"
-
     def _fits(self, ref: str) -> bool:
-        kind = self._kind(ref)
-        return kind in WAITS or self._tools.capacity.take(kind)
+        role = self._roles[ref]
+        return role.needs == "none" or self._tools.capacity.take(role.kind)
 
     def _give(self, ref: str) -> None:
-        kind = self._kind(ref)
-        if kind not in WAITS:
-            self._tools.capacity.give(kind)
+        role = self._roles[ref]
+        if role.needs != "none":
+            self._tools.capacity.give(role.kind)
 
     def _wake(self) -> None:
         self._inbox.put((-1, None))
@@ -473,7 +492,7 @@ class Driver:
         kinds = set[str]()
         for work in self._works.values():
             if work.current is not None and work.status is None:
-                kinds.add(kind := self._kind(work.dispatch.ref))
+                kinds.add(kind := self._roles[work.dispatch.ref].kind)
                 if kind not in WAITS:
                     return None
         if any(self._waiting.values()):

@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from refold import view
-from refold.canonical import encode
+from refold.canonical import encode, encode_known
 from refold.engine.agents import Report
 from refold.engine.clock import Clock
 from refold.engine.retries import status_of
@@ -43,14 +43,15 @@ NO_LANE: Final = encode([])
 class Try(msgspec.Struct, kw_only=True):
     """One attempt of one dispatch: what its row says, and where its item begins (`origin`, its seq once written).
 
-    `logged` is the ordinal of its replay row: 0 unless it has passed, and its Run keeps a replay log. `given` is the
-    dispatch Ctx, once its agent was given it.
+    `logged` is the ordinal of its replay row, and `output` what that holds: nothing unless it has passed, and its Run
+    keeps a replay log. `given` is the dispatch Ctx, once its agent was given it.
     """
 
     dispatch: Dispatch
     attempt: AttemptRow
     origin: int = 0
     logged: int = 0
+    output: str | None = None
     given: dict[str, Json] | None = None
 
 
@@ -196,7 +197,7 @@ class Scribe:
         """Logs a Pass: its output, and the dispatch Ctx that it was made from."""
         if not self._replay:
             return
-        attempt, ordinal, output = done.attempt, self._rows + 1, encode(value)
+        attempt, ordinal, output = done.attempt, self._rows + 1, encode_known(value)
         snapshot = self._snapshots.write(ordinal, ctx, done.dispatch.ticket, done.dispatch.trail)
         self._snapshots.passed(ordinal, value, output)
         row = ReplayRow(
@@ -213,13 +214,14 @@ class Scribe:
             created_at=self._clock.now_ms(),
         )
         self._passes.append(self._sealed(row))
-        done.logged = ordinal
+        done.logged, done.output = ordinal, output
 
     def ended(self, done: Try, report: Report, shown: str | None = None) -> None:
         """Ends an attempt, and its item with it; `shown` is the item's status where a person's answer decided it."""
         outcome, status, at = report.outcome, status_of(report), self._clock.now_ms()
         said = outcome.text if isinstance(outcome, Failed) else outcome.value
-        text, media = (said, view.PLAIN_TEXT) if isinstance(said, str) else (encode(said), view.JSON_TEXT)
+        is_text = isinstance(said, str)
+        text, media = (said, view.PLAIN_TEXT) if is_text else (done.output or encode_known(said), view.JSON_TEXT)
         failure = (str(status), text) if isinstance(outcome, Blocked | Failed) else None
         output = (named_output(done.logged, text) if done.logged else None) or self._stow(text, media)
         more = {"output": output, "failure": failure, "status": shown, "mended": report.mended}

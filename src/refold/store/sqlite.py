@@ -24,7 +24,7 @@ from functools import cache
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar, cast
 
 import apsw
 import msgspec
@@ -360,8 +360,9 @@ class _SqliteTx:
 
     def insert_all(self, rows: Sequence[Row]) -> None:
         kind = type(rows[0])
-        self._change_all(kind, self._insert(kind), [msgspec.structs.astuple(row) for row in rows])
-        self.heads.update((row.session, row.seq) for row in rows if isinstance(row, LogRow))
+        self._change_all(kind, self._insert(kind), list(map(msgspec.structs.astuple, rows)))
+        if kind is LogRow:
+            self.heads.update((row.session, row.seq) for row in cast("Sequence[LogRow]", rows))
 
     def put(self, row: Row) -> None:
         kind = type(row)
