@@ -40,6 +40,10 @@ class Metrics:
         self._within[bisect_left(COMMIT_SECS, secs)] += 1
         self.commit_secs += secs
 
+    def refused(self, error: Fenced | StoreError) -> None:
+        """Counts a write that was not acknowledged."""
+        self.commits["fenced" if isinstance(error, Fenced) else "failed"] += 1
+
     def commits_within(self) -> list[int]:
         """How many took no longer than each of `COMMIT_SECS`, and how many there are."""
         return [*accumulate(self._within)]
@@ -58,8 +62,13 @@ class MeteredStore:
 
     async def commit(self, step: StepCommit, also: Callable[[Any], object] | None = None) -> tuple[int, ...]:
         """As the inner store's; the attempts that end in it are counted once they are durable."""
-        with _Timed(self._metrics, self._clock):
+        began = self._clock.monotonic()
+        try:
             seqs = await self._store.commit(step, also)
+        except (Fenced, StoreError) as error:
+            self._metrics.refused(error)
+            raise
+        self._metrics.committed(self._clock.monotonic() - began)
         for end in step.ends:
             if end.ordinal is not None:
                 self._metrics.steps[end.status] += 1
@@ -67,26 +76,11 @@ class MeteredStore:
 
     async def write(self, fn: Callable[[Any], T]) -> T:
         """As the inner store's."""
-        with _Timed(self._metrics, self._clock):
-            return await self._store.write(fn)
-
-
-class _Timed:
-    """Times one write, and counts how it ended."""
-
-    __slots__ = ("_began", "_clock", "_metrics")
-
-    def __init__(self, metrics: Metrics, clock: Clock) -> None:
-        self._metrics, self._clock = metrics, clock
-        self._began = clock.monotonic()
-
-    def __enter__(self) -> None:
-        """Its time has begun already."""
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self._metrics.committed(self._clock.monotonic() - self._began)
-        elif isinstance(error, Fenced):
-            self._metrics.commits["fenced"] += 1
-        elif isinstance(error, StoreError):
-            self._metrics.commits["failed"] += 1
+        began = self._clock.monotonic()
+        try:
+            written = await self._store.write(fn)
+        except (Fenced, StoreError) as error:
+            self._metrics.refused(error)
+            raise
+        self._metrics.committed(self._clock.monotonic() - began)
+        return written
