@@ -415,8 +415,10 @@ class _SqliteTx:
     def _insert(self, kind: type[Row]) -> str:
         sql = self._sql.get((kind, "insert"))
         if sql is None:
+            # Columns stand in the order of members (a test says so), and are not named: apsw looks at all of a
+            # statement's text to find it again, for each row.
             marks = ",".join("?" * len(kind.__struct_fields__))
-            sql = self._sql[kind, "insert"] = f"INSERT INTO {TABLES[kind].name} ({_columns(kind)}) VALUES ({marks})"
+            sql = self._sql[kind, "insert"] = f"INSERT INTO {TABLES[kind].name} VALUES ({marks})"
         return sql
 
 
