@@ -149,10 +149,11 @@ def stored_json(text: str) -> tuple[str, str | None]:
     return f"@{digest}", digest
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True, array_like=True, gc=False):
     """Base of everything that is stored. Two are equal if all members are.
 
-    Array-like, so that a row of a table converts as it comes, without a dict between.
+    Array-like, so that a row of a table converts as it comes, without a dict between. Not seen by the collector:
+    nothing that a row holds can hold the row.
     """
 
 
