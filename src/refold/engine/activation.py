@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -63,6 +63,15 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     display: str | None = None
 
 
+class Closed(NamedTuple):
+    """What the end of an activation leaves."""
+
+    run: RunRecord
+    """The Run as it now stands, with its whole result in it, and its launch snapshot as the caller's record had it."""
+    launched: RunRecord | None
+    """The next Run of the queue, if that was launched."""
+
+
 def session_of(tx: Tx, run: RunRecord) -> SessionRecord:
     """The Session row of `run`."""
     session = tx.get(SessionRecord, run.session)
@@ -71,9 +80,9 @@ def session_of(tx: Tx, run: RunRecord) -> SessionRecord:
     return session
 
 
-def require_idle(tx: Tx, run: RunRecord) -> SessionRecord:
-    """The Session row of `run`; raises SessionBusy if another activation holds it."""
-    session = session_of(tx, run)
+def require_idle(tx: Tx, run: RunRecord, session: SessionRecord | None = None) -> SessionRecord:
+    """The Session row of `run`; raises SessionBusy if another activation holds it. `session`: see `open_activation`."""
+    session = session or session_of(tx, run)
     if session.active_run is not None:
         holder = tx.get(RunRecord, session.active_run)
         busy = holder.run_id if holder else None
@@ -81,12 +90,15 @@ def require_idle(tx: Tx, run: RunRecord) -> SessionRecord:
     return session
 
 
-def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: int) -> RunRecord:
+def open_activation(
+    tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: int, session: SessionRecord | None = None
+) -> RunRecord:
     """Opens the next activation of `run` and returns its record as it now stands, with its launch snapshot in it.
 
-    Raises SessionBusy if another activation holds the Session, Conflict if the table has no such step, StoreDamaged.
+    `session` is the Session's row, from callers that have just read it. Raises SessionBusy if another activation holds
+    it, Conflict if the table has no such step, StoreDamaged.
     """
-    status, session = next_status(run.status, verb), require_idle(tx, run)
+    status, session = next_status(run.status, verb), require_idle(tx, run, session)
     run = with_launch(tx, run)
     (row,) = append_log(
         tx,
@@ -98,7 +110,8 @@ def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: in
         held=False,
         launched=session.launched + (verb is Verb.LAUNCH),
     )
-    running = msgspec.structs.replace(
+    running = _change_run(
+        tx,
         run,
         status=status,
         waiting_on=None,
@@ -114,7 +127,6 @@ def open_activation(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: in
         started_at=run.started_at if run.started_at is not None else at,
         ended_at=None,
     )
-    _write_run(tx, run, running)
     if run.result_json is not None:  # the record makes room for the next result; its history keeps this one
         tx.update(ActivationRow, (run.n, run.activation), result_json=run.result_json)
     tx.insert(
@@ -156,14 +168,14 @@ def begin_generation(tx: Tx, run: RunRecord, retired: list[list[int]], input_jso
     )
     tx.insert(cut)
     retire_requests(tx, run, at)
-    begun = msgspec.structs.replace(
+    begun = _change_run(
+        tx,
         run,
         generation=cut.generation,
         rows=cut.ordinal,
         chain=cut.hash,
         input_json=put_launch(tx, run.n, input_json),
     )
-    _write_run(tx, run, begun)
     tx.update(ActivationRow, (run.n, run.activation), input_json=run.input_json)
     return begun
 
@@ -179,8 +191,8 @@ def close_activation(
     outputs: Outputs | None = None,
     reason: str = "",
     go_on: bool | None = None,
-) -> RunRecord | None:
-    """Closes the activation of `run` as it stands in the store; the next Run of the queue if that was launched.
+) -> Closed:
+    """Closes the activation of `run` as it stands in the store, and launches the next Run of the queue if one may go.
 
     `result` is the final ctx, or `{"error": text}`; what it holds of the logged `outputs` is not stored once more.
     `reason` says briefly why there is no final ctx. Raises Fenced if the Run is no longer in that activation. `go_on`
@@ -198,17 +210,11 @@ def close_activation(
     if verb is not Verb.INTERRUPT:  # a request outlives a crash, and is asked again under the same id
         retire_requests(tx, now, at)
     session = session_of(tx, now)  # last: a request that is retired appends
-    rows = append_log(
+    idle = {"active_run": None, "active_turn": None, "held": not goes_on, "turns": session.turns + 1}
+    closing = _closing(tx, now, status, result, result_json, reason, children, at)
+    end = append_log(tx, session.n, [*records, closing], head=session.head, **idle)[-1]
+    closed = _change_run(
         tx,
-        session.n,
-        [*records, _closing(tx, now, status, result, result_json, reason, children, at)],
-        head=session.head,
-        active_run=None,
-        active_turn=None,
-        held=not goes_on,
-        turns=session.turns + 1,
-    )
-    closed = msgspec.structs.replace(
         now,
         status=status,
         waiting_on=None,
@@ -216,10 +222,13 @@ def close_activation(
         updated_at=at,
         ended_at=at if status in TERMINAL else None,
     )
-    _write_run(tx, now, closed)
-    tx.update(ActivationRow, (now.n, now.activation), status=status, closed=rows[-1].seq, closed_at=at)
+    tx.update(ActivationRow, (now.n, now.activation), status=status, closed=end.seq, closed_at=at)
     tx.update(TaskRecord, (now.task,), status=status, updated_at=at)
-    return queue.launch_next(tx, session.n, at) if goes_on else None
+    whole = msgspec.structs.replace(closed, input_json=run.input_json, result_json=result_json)
+    if not goes_on:
+        return Closed(whole, None)
+    session = msgspec.structs.replace(session, seq=end.seq, chain=end.hash, updated_at=at, **idle)
+    return Closed(whole, queue.launch_next(tx, session, at))
 
 
 def cancel_idle(tx: Tx, run: RunRecord, at: int) -> None:
@@ -233,11 +242,7 @@ def cancel_idle(tx: Tx, run: RunRecord, at: int) -> None:
         append_log(tx, run.session, [unqueued])
     retire_requests(tx, run, at)
     result = encode({"error": "cancelled"})
-    _write_run(
-        tx,
-        run,
-        msgspec.structs.replace(run, status=status, waiting_on=None, result_json=result, updated_at=at, ended_at=at),
-    )
+    _change_run(tx, run, status=status, waiting_on=None, result_json=result, updated_at=at, ended_at=at)
     # A Task stands as its Run that was activated last: a queued turn that is taken back must not end the running one.
     if run.opened >= max(each.opened for each in tx.find(RunRecord, session=run.session)):
         tx.update(TaskRecord, (run.task,), status=status, updated_at=at)
@@ -249,19 +254,21 @@ class Queue:
     def __init__(self, max_running: int = 200) -> None:
         self._max_running = max_running
 
-    def launch_next(self, tx: Tx, session_n: int, at: int) -> RunRecord | None:
+    def launch_next(self, tx: Tx, session: SessionRecord, at: int) -> RunRecord | None:
         """Launches a pending Run of this Session, else one of another that waits for capacity; None if none may go.
 
-        A Run that a decision wants resumed goes before all of them. One that only capacity holds back says so from then
-        on.
+        `session` is the row of the Session as it now stands, idle. A Run that a decision wants resumed goes before all
+        of them. One that only capacity holds back says so from then on.
         """
-        for run in tx.find(RunRecord, session=session_n, status=RunStatus.INTERRUPTED):
-            if run.resume_wanted is not None and session_of(tx, run).active_run is None:
-                opening = Opening(turn_id=run.resume_wanted, command_id=run.resume_wanted, trigger="decision")
-                return open_activation(tx, run, Verb.RESUME, opening, at)
-        for run in tx.find(RunRecord, session=session_n, status=RunStatus.PENDING, limit=1):
-            if session_of(tx, run).active_run is None:
-                return self.launch(tx, run, at)
+        if session.launched > 1:  # else none but the one that has just ended was ever launched, and none waits for it
+            for run in tx.find(RunRecord, session=session.n, status=RunStatus.INTERRUPTED):
+                if run.resume_wanted is not None:
+                    opening = Opening(turn_id=run.resume_wanted, command_id=run.resume_wanted, trigger="decision")
+                    return open_activation(tx, run, Verb.RESUME, opening, at, session)
+        if not tx.find(RunRecord, status=RunStatus.PENDING, limit=1):  # nearly always: one look instead of two
+            return None
+        for run in tx.find(RunRecord, session=session.n, status=RunStatus.PENDING, limit=1):
+            return self.launch(tx, run, at, session)
         return self.launch_waiting(tx, at)
 
     def launch_waiting(self, tx: Tx, at: int) -> RunRecord | None:
@@ -272,14 +279,14 @@ class Queue:
         for run in tx.find(RunRecord, status=RunStatus.PENDING, waiting_on="capacity"):
             session = session_of(tx, run)
             if session.active_run is None and not session.held:
-                return self.launch(tx, run, at)
+                return self.launch(tx, run, at, session)
         return None
 
-    def launch(self, tx: Tx, run: RunRecord, at: int) -> RunRecord | None:
-        """Launches this pending Run, whose Session is idle, if there is capacity."""
+    def launch(self, tx: Tx, run: RunRecord, at: int, session: SessionRecord) -> RunRecord | None:
+        """Launches this pending Run, whose Session stands like this, idle, if there is capacity."""
         if tx.count(RunRecord, status=RunStatus.RUNNING) < self._max_running:
             told = with_launch(tx, run)
-            return open_activation(tx, _completed(tx, told), Verb.LAUNCH, _queued_opening(told), at)
+            return open_activation(tx, _completed(tx, told, session), Verb.LAUNCH, _queued_opening(told), at, session)
         tx.update(RunRecord, (run.n,), waiting_on="capacity")
         return None
 
@@ -353,12 +360,11 @@ def _queued_opening(run: RunRecord) -> Opening:
     )
 
 
-def _completed(tx: Tx, run: RunRecord) -> RunRecord:
+def _completed(tx: Tx, run: RunRecord, session: SessionRecord) -> RunRecord:
     """Fills in what only the moment of launch knows: the number of the turn and the ctx that the last done Run left."""
     launch = snapshot(run)
     if launch["kick"].get("text") is None:
         return run
-    session = session_of(tx, run)
     known = {"turn": session.launched + 1, "previous": _previous_ctx(tx, session.n)}
     input_json = encode({**launch, "init_ctx": launch["init_ctx"] | known})
     stored = put_launch(tx, run.n, input_json)
@@ -456,11 +462,8 @@ def _closing(
     )
 
 
-def _write_run(tx: Tx, before: RunRecord, after: RunRecord) -> None:
-    changes = {
-        name: getattr(after, name)
-        for name in RunRecord.__struct_fields__
-        if getattr(after, name) != getattr(before, name)
-    }
+def _change_run(tx: Tx, before: RunRecord, **changes: Any) -> RunRecord:
+    """The record with these changes, written if the Run stands as `before` says; raises Fenced."""
     if not tx.update(RunRecord, (before.n,), where={"status": before.status, "epoch": before.epoch}, **changes):
         raise Fenced(f"run {before.run_id} changed meanwhile", run_id=before.run_id)
+    return msgspec.structs.replace(before, **changes)

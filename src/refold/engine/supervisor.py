@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from refold import diagnostics
-from refold.engine.activation import Queue, close_activation, snapshot
+from refold.engine.activation import Closed, Queue, close_activation, snapshot
 from refold.engine.agents import Tools
 from refold.engine.clock import Clock
 from refold.engine.driver import FOLDERS, Driver
@@ -61,7 +61,7 @@ class Supervisor:
         self._tools = tools
         self._drivers: dict[int, asyncio.Task[None]] = {}
         self._unwritten: dict[int, asyncio.Task[None]] = {}
-        self._waiters: dict[int, list[asyncio.Future[None]]] = {}
+        self._waiters: dict[int, list[asyncio.Future[RunRecord | None]]] = {}
 
     def drive(self, run: RunRecord, history: History | None = None) -> None:
         """Starts the driver of an activation that is committed as running.
@@ -86,41 +86,44 @@ class Supervisor:
         """Stops every driver."""
         await asyncio.gather(*(self.stop(run_n) for run_n in {*self._drivers, *self._unwritten}))
 
-    def settled(self, run_n: int) -> asyncio.Future[None]:
-        """A future that is done at the next `announce` of this Run. Take it first, then read how the Run stands."""
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    def settled(self, run_n: int) -> asyncio.Future[RunRecord | None]:
+        """A future that is done at the next `announce` of this Run. Take it first, then read how the Run stands.
+
+        It brings the record that was written by then, whole, if it was a driver of this process that closed the Run.
+        """
+        future: asyncio.Future[RunRecord | None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(run_n, []).append(future)
         return future
 
-    def announce(self, run_n: int) -> None:
+    def announce(self, run_n: int, ended: RunRecord | None = None) -> None:
         """Says that the Run's activation is closed, or that it will never have one."""
-        for future in self._waiters.pop(run_n, []):
+        for future in self._waiters.pop(run_n, ()):
             if not future.done():
-                future.set_result(None)
+                future.set_result(ended)
 
     async def _supervise(self, run: RunRecord, history: History | None) -> None:
+        ended = after = None
         try:
-            after = await self._carry(run, history)
+            ended, after = await self._carry(run, history)
         except Fenced as fence:
             log.info("driver_fenced", run_id=run.run_id, reason=fence.message)
-            after = None
         except Exception as error:  # noqa: BLE001 - the outermost frame of a driver: nothing above could handle it
             after = await self._interrupt(run, error)
         finally:
             if self._drivers.get(run.n) is asyncio.current_task():  # a resume may have started the next one already
                 del self._drivers[run.n]
-            self.announce(run.n)
+            self.announce(run.n, ended)
         if after is not None:
             self.drive(after)
 
-    async def _carry(self, run: RunRecord, history: History | None) -> RunRecord | None:
-        """Drives the Run to its end and closes it, in one commit with its last step; the Run that is next, if any."""
-        ending, after = await self._ending(run, history), None
-        at = self._clock.now_ms()
+    async def _carry(self, run: RunRecord, history: History | None) -> Closed:
+        """Drives the Run to its end and closes it, in one commit with its last step."""
+        ending, at = await self._ending(run, history), self._clock.now_ms()
+        closed: Closed | None = None
 
         def close(tx: Tx) -> None:
-            nonlocal after
-            after = close_activation(
+            nonlocal closed
+            closed = close_activation(
                 tx, run, ending.verb, self.queue, at=at, result=ending.result, outputs=ending.outputs
             )
 
@@ -128,7 +131,8 @@ class Supervisor:
             await self._store.write(close)
         else:
             await self._store.commit(ending.last, close)
-        return after
+        assert closed is not None, "the commit was acknowledged"
+        return closed
 
     async def _ending(self, run: RunRecord, history: History | None) -> Ending:
         """How the flow ends, or that the time it had is over: then its work is stopped wherever it is."""

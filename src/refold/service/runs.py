@@ -142,8 +142,7 @@ class Runs:
                 if run.status not in ("pending", "running"):
                     waiting.cancel()
                     break
-            await waiting
-            run = await self.get(run.run_id)
+            run = await waiting or await self.get(run.run_id)
         return run
 
     async def resume(self, run_id: str, command: Command | None = None) -> Resumed:
@@ -211,7 +210,7 @@ class Runs:
             cancel_idle(tx, run, at)
             return None
         queue, result = self._supervisor.queue, {"error": "cancelled"}
-        return close_activation(tx, run, Verb.CANCEL, queue, at=at, result=result, reason="cancelled")
+        return close_activation(tx, run, Verb.CANCEL, queue, at=at, result=result, reason="cancelled").launched
 
     async def delete(self, run_id: str) -> None:
         """Removes a Run that has ended, and all it owns: its replay log, attempts, activations, launch snapshots.

@@ -31,7 +31,7 @@ from refold.records import (
 from refold.service.blueprints import Blueprints, Resolved
 from refold.service.commands import Command, Ledger, later, woken
 from refold.service.settings import SubprocessMode
-from refold.store import Store, Tx, append_log, put_launch
+from refold.store import Store, Tx, begin_log, put_launch
 
 Json = Any
 
@@ -194,23 +194,21 @@ class Tasks:
                 project_root=new.project_root,
             )
         )
-        session = tx.insert(
-            SessionRecord(
-                session_id=session_id,
-                task=task.n,
-                seq=0,
-                chain=genesis(session_id),
-                active_run=None,
-                active_turn=None,
-                held=False,
-                launched=0,
-                turns=0,
-                model_id=resolved.name,
-                workspace_root=new.workspace_root,
-                name=None,
-                created_at=at,
-                updated_at=at,
-            )
+        session = SessionRecord(
+            session_id=session_id,
+            task=task.n,
+            seq=0,
+            chain=genesis(session_id),
+            active_run=None,
+            active_turn=None,
+            held=False,
+            launched=0,
+            turns=0,
+            model_id=resolved.name,
+            workspace_root=new.workspace_root,
+            name=None,
+            created_at=at,
+            updated_at=at,
         )
         created = view.session_created(
             at,
@@ -219,8 +217,7 @@ class Tasks:
             client=new.client,
             command=new.command_id or session_id,
         )
-        append_log(tx, session.n, [created])
-        return task, session
+        return task, begin_log(tx, session, created)
 
     def kick(
         self,
@@ -231,7 +228,7 @@ class Tasks:
         kick: Kick,
         mode: SubprocessMode | None = None,
     ) -> Kicked:
-        """Creates a Run of `task`; launches the head of the Session's queue if the Session is idle.
+        """Creates a Run of `task`; launches the head of the Session's queue if the Session, as it now stands, is idle.
 
         A kick is an operator's act, so it also lets go a queue that was held; what it launches is then an older Run.
         """
@@ -275,7 +272,7 @@ class Tasks:
         put_launch(tx, run.n, snapshot)
         queue, launched = self._supervisor.queue, None
         if session.active_run is None:
-            launched = queue.launch(tx, run, at) if kick.ahead else queue.launch_next(tx, session.n, at)
+            launched = queue.launch(tx, run, at, session) if kick.ahead else queue.launch_next(tx, session, at)
         if launched is not None and launched.n == run.n:
             return Kicked(run=launched, launched=launched)
         now = tx.get(RunRecord, run.n)

@@ -216,9 +216,8 @@ class Turns:
         run, at = tx.get(RunRecord, session.active_run), self._clock.now_ms()
         assert run is not None, "a Session is held by a Run that exists"
         queue = self._supervisor.queue
-        changes.launched = close_activation(
-            tx, run, verb, queue, at=at, result={"error": reason}, reason=reason, go_on=go_on
-        )
+        closed = close_activation(tx, run, verb, queue, at=at, result={"error": reason}, reason=reason, go_on=go_on)
+        changes.launched = closed.launched
         changes.ended = run
 
     def _run(self, tx: Tx, session_id: str, run_id: str) -> tuple[SessionRecord, RunRecord]:

@@ -12,6 +12,7 @@ from refold.store.base import (
     Store,
     Tx,
     append_log,
+    begin_log,
     verify_log,
     verify_replay,
 )
@@ -40,6 +41,7 @@ __all__ = [
     "Store",
     "Tx",
     "append_log",
+    "begin_log",
     "expanded",
     "keep_outputs",
     "output_text",

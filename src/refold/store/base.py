@@ -327,6 +327,14 @@ def _append_shown(tx: Tx, steps: Sequence[StepCommit]) -> list[int]:
     return firsts
 
 
+def begin_log(tx: Tx, session: SessionRecord, record: LogRecord) -> SessionRecord:
+    """Stores a new Session with the first record of its log, and returns its row, which says so."""
+    first = seal_log(0, 1, session.chain, record)  # no hash covers the integer key, which is known once it is stored
+    session = tx.insert(msgspec.structs.replace(session, seq=first.seq, chain=first.hash, updated_at=record.at))
+    tx.insert(msgspec.structs.replace(first, session=session.n))
+    return session
+
+
 def append_log(
     tx: Tx, session: int, records: Iterable[LogRecord], *, head: Head | None = None, **changes: Any
 ) -> list[LogRow]:
