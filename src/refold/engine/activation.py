@@ -13,7 +13,7 @@ Not here: whether it may happen (`flowir.lifecycle`), the steps in between (`dri
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -204,7 +204,7 @@ def close_activation(
     status = next_status(now.status, verb)
     goes_on = verb in LAUNCHES_NEXT if go_on is None else go_on
     result_json = encode(result)
-    splice = None if outputs is None else outputs.splice(result, result_json)
+    splice = None if outputs is None else partial(outputs.splice, result, result_json)
     stored = put_json(tx, result_json, now.n, splice)  # first: the answer that the record names may be the same text
     records, children = _end_attempts(tx, now, at)
     if verb is not Verb.INTERRUPT:  # a request outlives a crash, and is asked again under the same id

@@ -412,7 +412,9 @@ class Driver:
         for opened in self._scribe.opened:
             self._give(opened.dispatch.ref)  # granted a slot, and never started
         self._tools.capacity.leave(self._wake)
-        await asyncio.gather(*tasks, *self._leaving, self._questions.close(), return_exceptions=True)
+        ending = [*tasks, *self._leaving, *self._questions.close()]
+        if ending:
+            await asyncio.gather(*ending, return_exceptions=True)
 
     def _cancel(self, ref: str, task: asyncio.Task[None]) -> None:
         """Stops an attempt. One that has not begun never will, so it cannot give its slot back itself."""

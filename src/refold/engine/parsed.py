@@ -6,9 +6,9 @@ fault and `max: 3` is not.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from refold.canonical import encode
+from refold.canonical import digest, encode
 from refold.flowir import Blueprint, parse_blueprint
 
 Json = Any
@@ -16,19 +16,26 @@ Json = Any
 KEPT = 256
 
 
+class Body(NamedTuple):
+    """What a body says, and its version: its hash."""
+
+    blueprint: Blueprint
+    version: str
+
+
 class Parsed:
     """Parses a body once, as long as it is among the last `KEPT` that were asked for."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Blueprint] = {}
+        self._kept: dict[str, Body] = {}
 
-    def get(self, value: Json) -> Blueprint:
-        """The Blueprint that `value` describes; raises BlueprintInvalid."""
+    def get(self, value: Json) -> Body:
+        """The Blueprint that `value` describes; raises BlueprintInvalid, InvalidJson."""
         text = encode(value)
-        blueprint = self._kept.pop(text, None)
-        if blueprint is None:
-            blueprint = parse_blueprint(value)
-        self._kept[text] = blueprint
+        body = self._kept.pop(text, None)
+        if body is None:
+            body = Body(parse_blueprint(value), digest(value))
+        self._kept[text] = body
         if len(self._kept) > KEPT:
             del self._kept[next(iter(self._kept))]
-        return blueprint
+        return body

@@ -9,7 +9,7 @@ Not here: what is asked and what an answer means (`asking`, `flowir.answers`), h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from functools import partial
 from typing import Any
 
@@ -64,15 +64,15 @@ class Questions:
         self._desk.leave(request.request_id)
         self._forget(request)
 
-    async def close(self) -> None:
-        """Ends all waits, and whatever is under way for them."""
+    def close(self) -> Collection[asyncio.Task[None]]:
+        """Ends all waits; what was under way for them, cancelled, which the caller awaits."""
         for request_id in self._waits:
             self._desk.leave(request_id)
         for timer in self._timers.values():
             timer.cancel()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        return list(self._tasks)
 
     def _heard(self, request: RequestRow) -> None:
         ticket = self._forget(request)

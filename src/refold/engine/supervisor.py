@@ -61,7 +61,12 @@ class Supervisor:
         self._tools = tools
         self._drivers: dict[int, asyncio.Task[None]] = {}
         self._unwritten: dict[int, asyncio.Task[None]] = {}
+        self._tell_driven: Callable[[RunRecord], None] = lambda run: None
         self._waiters: dict[int, list[asyncio.Future[RunRecord | None]]] = {}
+
+    def on_drive(self, tell: Callable[[RunRecord], None]) -> None:
+        """Has `tell` called whenever a driver is started. It must not wait."""
+        self._tell_driven = tell
 
     def drive(self, run: RunRecord, history: History | None = None) -> None:
         """Starts the driver of an activation that is committed as running.
@@ -70,6 +75,7 @@ class Supervisor:
         """
         task = asyncio.create_task(self._supervise(run, history), name=f"driver {run.run_id}")
         self._drivers[run.n] = task
+        self._tell_driven(run)
 
     def is_driving(self, run_n: int) -> bool:
         """Whether a driver of this process carries the Run."""
@@ -138,19 +144,24 @@ class Supervisor:
         """How the flow ends, or that the time it had is over: then its work is stopped wherever it is."""
         launch = snapshot(run)
         left = self._secs_left(run, launch)
+        if left is None:
+            return await self._driven(run, launch, history)
         over = Ending(Verb.FAIL, {"error": f"its ttl of {launch.get('ttl_secs')} s is over", "kind": "ttl_exceeded"})
-        if left is not None and left <= 0:
+        if left <= 0:
             return over  # no step begins that could only be cut off
         limit = asyncio.timeout(left)
         try:
             async with limit:
-                driver = await self._prepare(run, launch, history)
-                result = await driver.drive()
+                return await self._driven(run, launch, history)
         except TimeoutError:
             if not limit.expired():
                 raise
             return over
-        last = driver.take_last()
+
+    async def _driven(self, run: RunRecord, launch: Json, history: History | None) -> Ending:
+        """How the flow ends."""
+        driver = await self._prepare(run, launch, history)
+        result, last = await driver.drive(), driver.take_last()
         if isinstance(result, Done):
             return Ending(Verb.FINISH, result.ctx, driver.outputs, last)
         return Ending(Verb.FAIL, {"error": result.text}, None, last)
@@ -170,7 +181,7 @@ class Supervisor:
         history, attempts, requests = await self._behind(run, history)
         return Driver(
             run,
-            self.parsed.get(launch["blueprint"]["value"]),
+            self.parsed.get(launch["blueprint"]["value"]).blueprint,
             launch["init_ctx"],
             history.cursor,
             attempts,

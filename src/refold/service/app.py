@@ -125,6 +125,7 @@ class App:
             idle_secs=settings.idle_unload_secs,
             period_secs=settings.sweep_period_secs,
         )
+        self._supervisor.on_drive(self.loads.driven)
         self._unloading: asyncio.Task[None] | None = None
         self.turns = Turns(
             store,

@@ -175,7 +175,7 @@ class Blueprints:
         """
         match reference:
             case {"kind": "inline", "value": value, **rest} if not rest:
-                return Resolved(id=None, version=digest(value), value=value, blueprint=self._parsed.get(value))
+                return self._resolved(value)
             case {"kind": "id", "id": str(blueprint_id), **rest} if rest.keys() <= {"version"}:
                 return await self._named(blueprint_id, rest.get("version"))
         raise InvalidRequest(
@@ -192,9 +192,12 @@ class Blueprints:
 
         row = await self._store.read(find)
         if row is None:
-            return Resolved(id=ECHO["id"], version=digest(ECHO), value=ECHO, blueprint=self._parsed.get(ECHO))
-        value = decode(row.body_json)
-        return Resolved(id=row.blueprint_id, version=row.version, value=value, blueprint=self._parsed.get(value))
+            return self._resolved(ECHO, ECHO["id"])
+        return self._resolved(decode(row.body_json), row.blueprint_id, row.version)
+
+    def _resolved(self, value: Json, blueprint_id: str | None = None, version: str | None = None) -> Resolved:
+        body = self._parsed.get(value)
+        return Resolved(id=blueprint_id, version=version or body.version, value=value, blueprint=body.blueprint)
 
 
 def look(value: Json, references: References, programs: Programs) -> Lint:

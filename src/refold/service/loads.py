@@ -13,7 +13,7 @@ Not here: which of those told are slow (`server.rpc`), the loads themselves (`se
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal
 
 import msgspec
@@ -80,16 +80,22 @@ class Loads:
         self._known[info.session.n] = info
 
     def appended(self, heads: Mapping[int, int]) -> None:
-        """Takes note of what a commit appended. It costs nothing where all are loaded and nobody listens."""
+        """Takes note of what a commit appended. It reads nothing where all are loaded and nobody listens."""
         if self._listeners or any(not self._hub.is_loaded(n) for n in heads):
             self._grown.update(heads)
             if self._looking is None:
                 self._looking = asyncio.create_task(self._look(), name="standings")
 
+    def driven(self, run: RunRecord) -> None:
+        """A Run is driven here, so its Session is loaded."""
+        self._hub.load(run.session)
+
     async def _look(self) -> None:
         try:
             while self._grown:
                 grown, self._grown = self._grown, set()
+                if not self._listeners:  # what a launch has loaded meanwhile is all that there was to find out
+                    grown = {n for n in grown if not self._hub.is_loaded(n)}
                 for info in await self._infos(grown):
                     self._compare(info)
         except RefoldError as error:  # damage; whoever reads the Session is told
@@ -112,7 +118,10 @@ class Loads:
         for tell in list(self._listeners):
             tell(change)
 
-    async def _infos(self, sessions: Iterable[int]) -> list[SessionInfo]:
+    async def _infos(self, sessions: Collection[int]) -> list[SessionInfo]:
+        if not sessions:
+            return []
+
         def read(reader: Reader) -> list[SessionInfo]:
             rows = [row for n in sessions if (row := reader.get(SessionRecord, n)) is not None]
             return [info_of(reader, self._hub, row) for row in rows]
@@ -151,7 +160,7 @@ class Loads:
         if reason is not None:
             await self._unload(self._hub.loaded, reason)
 
-    async def _unload(self, sessions: Iterable[int], reason: Reason) -> None:
+    async def _unload(self, sessions: Collection[int], reason: Reason) -> None:
         heads = await self._store.read(lambda reader: self._heads(reader, sessions))
         for info in await self._infos(sessions):  # read, then without a pause: nobody can come in between
             n = info.session.n

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from refold.errors import BadInput
+from refold.canonical import encode
+from refold.errors import BadInput, InvalidJson
 from refold.flowir.reading import At, Reading
 
 Json = Any
@@ -46,7 +47,7 @@ class References:
         Raises:
             BlueprintInvalid: with a fault for every reference that cannot be read.
         """
-        if not _refers(value):
+        if not _may_refer(value):
             return value
         expansion = _Expansion(self._roots, value)
         expanded = expansion.walk(value, At())
@@ -54,17 +55,13 @@ class References:
         return expanded
 
 
-def _refers(value: Json) -> bool:
-    """Whether there is anything to expand: most launches name nothing, and pay for a look only."""
-    parts = [value]
-    for part in parts:
-        if isinstance(part, dict):
-            if "$file" in part or "$agent_md" in part:
-                return True
-            parts += part.values()
-        elif isinstance(part, list):
-            parts += part
-    return False
+def _may_refer(value: Json) -> bool:
+    """Whether there may be something to expand: most launches name nothing, and pay for a look at their text only."""
+    try:
+        text = encode(value)
+    except InvalidJson:  # refused by who parses it, with all its faults
+        return True
+    return '"$file"' in text or '"$agent_md"' in text
 
 
 class _Expansion:

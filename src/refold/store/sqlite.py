@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import groupby
@@ -431,15 +431,24 @@ def _columns(kind: type[Row]) -> str:
 
 
 @cache
-def _flags(kind: type[Row]) -> frozenset[int]:
+def _flags(kind: type[Row]) -> tuple[int, ...]:
     """Which columns are flags: SQLite has no booleans, and JSON would show 1 for true."""
     declared = kind.__annotations__  # texts: evaluating those of every kind takes longer than opening the store
-    return frozenset(at for at, name in enumerate(kind.__struct_fields__) if declared[name] == "bool")
+    return tuple(at for at, name in enumerate(kind.__struct_fields__) if declared[name] == "bool")
+
+
+def _flagged(values: Sequence[Any], flags: Iterable[int]) -> list[Any]:
+    values = [*values]
+    for at in flags:
+        values[at] = bool(values[at])
+    return values
 
 
 def _rows(kind: type[R], found: Sequence[Sequence[Any]]) -> list[R]:
-    if found and (flags := _flags(kind)):
-        found = [[bool(value) if at in flags else value for at, value in enumerate(values)] for values in found]
+    if not found:  # most looks are for what is not there
+        return []
+    if flags := _flags(kind):
+        found = [_flagged(values, flags) for values in found]
     # Not a bare call: a flipped bit in a row's header changes types. A row alone is most of what is asked for, and a
     # type made of another one costs more to look up than it takes to convert a row.
     return msgspec.convert(found, list[kind]) if len(found) > 8 else [msgspec.convert(row, kind) for row in found]

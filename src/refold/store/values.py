@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -39,16 +39,17 @@ from refold.records import (
 from refold.store.base import Reader, Tx
 
 
-def put_json(tx: Tx, text: str, run_n: int = 0, splice: Sequence[str | int] | None = None) -> str:
+def put_json(tx: Tx, text: str, run_n: int = 0, splice: Callable[[], Sequence[str | int] | None] | None = None) -> str:
     """Stores JSON text that is too long for a row beside it, once, and returns what the row holds.
 
-    With a `splice` its pieces are stored, and the rows of the Run `run_n` stand for the rest.
+    If it can be spliced, which only a long text is asked for, its pieces are stored, and the rows of the Run `run_n`
+    stand for the rest.
     """
     stored, digest = stored_json(text)
     if digest is None:
         return stored
-    if splice is not None and tx.get(ValueRow, digest) is None:
-        tx.put(SplicedRow(digest=digest, run=run_n, parts_json=encode(splice)))
+    if splice is not None and tx.get(ValueRow, digest) is None and (parts := splice()) is not None:
+        tx.put(SplicedRow(digest=digest, run=run_n, parts_json=encode(parts)))
     put_value(tx, ValueRow(digest=digest, body=text))
     return stored
 

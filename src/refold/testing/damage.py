@@ -117,7 +117,7 @@ class DamageConformance:
         await store.write(lambda tx: tx.insert(row))
         text = f'{{"a":{said},"b":{said}}}'
         splice: list[str | int] = ['{"a":', 2, ',"b":', 2, "}"]
-        stored = await store.write(lambda tx: put_json(tx, text, 1, splice))
+        stored = await store.write(lambda tx: put_json(tx, text, 1, lambda: splice))
         assert await store.write(lambda tx: put_json(tx, text)) == stored
         store = await reopened(factory, store)
         assert await store.read(lambda reader: expanded(reader, stored)) == text
@@ -138,8 +138,9 @@ class DamageConformance:
     async def test_a_text_that_stands_whole_is_not_stored_in_pieces_as_well(self, factory: StoreFactory) -> None:
         text = encode("x" * 10_000)
         store = await factory.open()
-        stored = [await store.write(lambda tx, splice=each: put_json(tx, text, 1, splice)) for each in (None, [text])]
-        assert stored[0] == stored[1]
+        ways = (None, lambda: None, lambda: [text])
+        stored = [await store.write(lambda tx, splice=each: put_json(tx, text, 1, splice)) for each in ways]
+        assert len({*stored}) == 1
         assert await store.read(lambda reader: reader.find(SplicedRow)) == []
         assert await store.read(lambda reader: expanded(reader, stored[0])) == text
 
