@@ -17,6 +17,7 @@ import contextvars
 import inspect
 import threading
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Final
 
 from refold.canonical import decode, encode
@@ -33,11 +34,10 @@ class FunctionAgent:
     def __init__(self, function: Callable[..., Any], tools: Tools) -> None:
         self._function = function
         self._tools = tools
-        self._wants_ctx = _wants_ctx(function)
-        self._speaks = inspect.isasyncgenfunction(function)
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-            getattr(function, "__call__", None)  # noqa: B004  # an object with `async def __call__`
-        )
+        try:
+            self._wants_ctx, self._speaks, self._is_async = _looked_at(function)
+        except TypeError:  # an object without a hash
+            self._wants_ctx, self._speaks, self._is_async = _look(function)
 
     async def perform(self, work: Assignment) -> Report:
         """Calls the function with copies of its arguments and reports what came of it."""
@@ -109,6 +109,18 @@ async def _in_thread(function: Callable[..., Any], arguments: list[Any]) -> Any:
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _look(function: Callable[..., Any]) -> tuple[bool, bool, bool]:
+    """Whether a function takes the ctx, whether it is a generator that speaks, and whether it is awaited."""
+    is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  # an object with `async def __call__`
+    )
+    return _wants_ctx(function), inspect.isasyncgenfunction(function), is_async
+
+
+_looked_at = lru_cache(maxsize=256)(_look)
+"""Each Run makes agents of its own, and a look at a signature costs as much as half a step."""
 
 
 def _wants_ctx(function: Callable[..., Any]) -> bool:
