@@ -38,6 +38,8 @@ NAMED_BYTES: Final = 256
 
 A name takes about 90 bytes, and reading it a look-up: below this, repeating the text costs less than it saves.
 """
+LAUNCH_BYTES: Final = 1024
+"""A launch snapshot that is longer stands beside its Run's record, which every step writes anew."""
 
 
 def genesis(owner_id: str) -> bytes:
@@ -137,13 +139,14 @@ FRAMES: Final[Mapping[str, int]] = {
 }
 
 
-def stored_json(text: str) -> tuple[str, str | None]:
-    """What a row holds of JSON text: the text, or `@` and a digest if it is long, and then the digest.
+def stored_json(text: str, most: int = INLINE_BYTES) -> tuple[str, str | None]:
+    """What a row holds of JSON text: the text, or `@` and a digest if it has more bytes than `most`, and then the
+    digest.
 
     No JSON text begins with `@`. `store.expanded` gives the text back.
     """
     raw = text.encode()
-    if len(raw) <= INLINE_BYTES:
+    if len(raw) <= most:
         return text, None
     digest = hashlib.sha256(raw).hexdigest()
     return f"@{digest}", digest

@@ -26,6 +26,7 @@ from refold.service.app import App
 from refold.service.sessions import ViewSettings, find_session
 from refold.session import boundaries
 from refold.store import Reader, Tx, append_log
+from refold.store import values as long_texts
 
 TALK = flow(step("s", path("$.input"), "$.output"), id="talk")
 HUGE = ViewSettings(compact_events=10**9, history_budget_bytes=10**9)
@@ -349,7 +350,7 @@ async def test_what_hardly_fits_or_hardly_does_not_is_weighed(house: House, app:
 async def test_a_long_list_of_segments_stands_beside_its_boundary(
     house: House, app: App, crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records, "INLINE_BYTES", 100)
+    monkeypatch.setattr(long_texts, "stored_json", lambda text, most=100: records.stored_json(text, most))
     async with Line(app) as line:
         session = await line.start("talk")
         await talk(line, session, *map(str, range(100)))

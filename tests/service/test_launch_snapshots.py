@@ -8,7 +8,7 @@ import pytest
 from service_kit import Crew, House, Line, ended, everything, faults, flow, launch, path, result, step, uuid7
 
 from refold.errors import StoreDamaged
-from refold.records import INLINE_BYTES, ActivationRow, LaunchRow, RunRecord
+from refold.records import LAUNCH_BYTES, ActivationRow, LaunchRow, RunRecord
 from refold.service.app import App
 from refold.service.listing import EVERY, Wanted
 from refold.service.reruns import RerunFrom
@@ -17,7 +17,7 @@ from refold.service.tasks import NewTask
 
 pytestmark = pytest.mark.anyio
 
-LONG = "x" * INLINE_BYTES
+LONG = "x" * LAUNCH_BYTES
 CHAIN = flow(step("a", path("$.given")), step("b", path("$.a")))
 
 
@@ -45,6 +45,14 @@ async def test_it_stands_beside_the_record_and_is_read_as_if_it_stood_in_it(hous
     assert result(long) == {"given": LONG} | {name: result(long)[name] for name in ("a", "b")}
     for wanted in (EVERY, Wanted(q="flow")):
         assert [LONG in (run.input_json or "") for run in await app.runs.page(10, None, wanted)] == [True, False]
+
+
+async def test_a_step_writes_no_snapshot_from_the_first_byte_above_the_limit(house: House, crew: Crew) -> None:
+    app = await house.open()
+    bare = len((await ended(app, await launch(app, CHAIN, given=""))).input_json or "")
+    runs = [await ended(app, await launch(app, CHAIN, given="x" * (LAUNCH_BYTES - bare + more))) for more in (0, 1)]
+    assert [len(run.input_json or "") - LAUNCH_BYTES for run in runs] == [0, 1]
+    assert [len((await stored(app, run)).input_json or "") for run in runs] == [LAUNCH_BYTES, len("@") + 64]
 
 
 async def test_an_interrupted_run_is_resumed_and_rerun_from_it(house: House, crew: Crew) -> None:

@@ -208,7 +208,8 @@ async def test_lanes_do_not_multiply_what_a_turn_remembers(
         session = await line.start("lanes")
         for n in range(12):
             await line.turn_ended((await line.turn(session, str(n)))["turnId"])
-    told = [decode(run.input_json or "")["init_ctx"] for run in await runs(app)]
+    launched = [await app.runs.get(run.run_id) for run in await runs(app)]
+    told = [decode(run.input_json or "")["init_ctx"] for run in launched]
     sizes = [len(encode(ctx)) for ctx in told]
     assert max(sizes) < 20 * sizes[1]
     for before, ctx in itertools.pairwise(told):

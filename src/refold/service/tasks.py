@@ -20,6 +20,8 @@ from refold.engine.supervisor import Supervisor
 from refold.errors import NotFound, Unprocessable
 from refold.flowir import Blueprint
 from refold.records import (
+    INLINE_BYTES,
+    LAUNCH_BYTES,
     RunRecord,
     RunStatus,
     SessionRecord,
@@ -243,6 +245,8 @@ class Tasks:
             "kick": msgspec.to_builtins(opening),
         }
         snapshot = encode(launch)
+        # What its launch adds to is put beside the record by its launch: here it would leave a second one.
+        most = LAUNCH_BYTES if opening.text is None else INLINE_BYTES
         run = tx.insert(
             RunRecord(
                 run_id=run_id,
@@ -257,7 +261,7 @@ class Tasks:
                 activation=0,
                 turn_id=opening.turn_id,
                 opened=0,
-                input_json=stored_json(snapshot)[0],
+                input_json=stored_json(snapshot, most)[0],
                 result_json=None,
                 rows=0,
                 chain=genesis(run_id),
@@ -269,7 +273,7 @@ class Tasks:
                 ended_at=None,
             )
         )
-        put_launch(tx, run.n, snapshot)
+        put_launch(tx, run.n, snapshot, most)
         queue, launched = self._supervisor.queue, None
         if session.active_run is None:
             launched = queue.launch(tx, run, at, session) if kick.ahead else queue.launch_next(tx, session, at)

@@ -6,7 +6,7 @@
 | the output of a logged step, from `NAMED_BYTES` on | its replay row | its name (`OutputName`) |
 | longer | the value table, under its digest | `@` and the digest, or its head |
 | longer, and mostly outputs of one Run | pieces of it, in the table of spliced texts | the same |
-| longer, and the launch snapshot of a Run | the table of launches, as long as its Run | `@` and the digest |
+| the launch snapshot of a Run, above `LAUNCH_BYTES` | the table of launches, as long as its Run | `@` and the digest |
 
 Law: what is read back is, byte for byte, what was stored; anything else raises StoreDamaged.
 """
@@ -23,6 +23,7 @@ from refold.canonical import decode, encode
 from refold.errors import InvalidJson, StoreDamaged
 from refold.records import (
     INLINE_BYTES,
+    LAUNCH_BYTES,
     NAMED_BYTES,
     ActivationRow,
     LaunchRow,
@@ -70,9 +71,9 @@ def expanded(reader: Reader, stored: str | None) -> str | None:
     return text
 
 
-def put_launch(tx: Tx, run_n: int, text: str) -> str:
-    """Stores the launch snapshot of a Run beside its record if it is too long for it; returns what the record holds."""
-    stored, digest = stored_json(text)
+def put_launch(tx: Tx, run_n: int, text: str, most: int = LAUNCH_BYTES) -> str:
+    """Stores the launch snapshot of a Run beside its record if it has more bytes than `most`; what the record holds."""
+    stored, digest = stored_json(text, most)
     if digest is not None:
         tx.put(LaunchRow(run=run_n, digest=digest, body=text))
     return stored
