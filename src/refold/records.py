@@ -539,9 +539,16 @@ def named_output(ordinal: int, text: str) -> dict[str, Json] | None:
 
 def output_name(row: LogRow) -> OutputName | None:
     """The output that a log row names; None if it says it, or has none."""
-    if row.type != LogType.STEP_COMPLETED or row.run is None or '"row":' not in row.body_json:
+    if row.type != LogType.STEP_COMPLETED or '"row":' not in row.body_json:
         return None  # in most rows a look at the text is enough: inside a JSON string the quotes are escaped
-    output = decode(row.body_json).get("output")
+    return name_in(row, decode(row.body_json))
+
+
+def name_in(row: LogRow, body: dict[str, Json]) -> OutputName | None:
+    """`output_name` of a row whose body is at hand."""
+    if row.type != LogType.STEP_COMPLETED or row.run is None:
+        return None
+    output = body.get("output")
     return OutputName(row.run, output["row"], output["ref"]) if isinstance(output, dict) and "row" in output else None
 
 

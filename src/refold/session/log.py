@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from refold.canonical import Json
 from refold.errors import BoundaryPruned, MissingAnchor, StoreDamaged
 from refold.records import BoundaryRow, LogRow, SessionRecord
-from refold.store import Reader, told, verify_log
+from refold.store import Reader, bodies, told, verify_log
 from refold.view import (
     ANCHOR,
     CHAIN_BYTES,
@@ -23,6 +23,7 @@ from refold.view import (
     Position,
     ViewState,
     apply_all,
+    catch_up,
     decode,
     frames_after,
     holds,
@@ -244,10 +245,16 @@ class SessionLog:
         return kept
 
     def _caught_up(self, reader: Reader, session: SessionRecord, state: ViewState, position: Position) -> Position:
-        while frames := self.after(reader, session, position):
-            apply_all(state, (frame for _, frame in frames))
-            position = frames[-1][0]
-        return position
+        mint, body_of, seen = self.mint(session), bodies(reader), position.seq
+        while True:
+            rows = reader.log(session.n, max(0, seen - 1), READ_ROWS)
+            is_end = len(rows) < READ_ROWS
+            verify_log(session, rows, to_end=is_end)
+            openings = self._openings(reader, session, rows)
+            position = catch_up(state, rows, openings, body_of, position, mint)
+            if is_end:
+                return position
+            seen = rows[-1].seq
 
     def _walk(
         self,
@@ -257,8 +264,12 @@ class SessionLog:
         after: Position,
         until: Position | None = None,
     ) -> Iterator[tuple[Position, Frame]]:
-        openings = {seq: row for seq in origins(rows) if (row := reader.get(LogRow, session.n, seq)) is not None}
+        openings = self._openings(reader, session, rows)
         return frames_after(rows, openings, session.session_id, self.mint(session), after, until)
+
+    def _openings(self, reader: Reader, session: SessionRecord, rows: Sequence[LogRow]) -> dict[int, LogRow]:
+        """The rows that opened what `rows` close, and are not among them."""
+        return {seq: row for seq in origins(rows) if (row := reader.get(LogRow, session.n, seq)) is not None}
 
 
 def _told(reader: Reader, rows: Sequence[LogRow], position: Position, nbytes: int | None = None) -> list[LogRow]:

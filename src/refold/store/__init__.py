@@ -19,6 +19,7 @@ from refold.store.base import (
 from refold.store.memory import MemoryStore
 from refold.store.sqlite import SqliteStore
 from refold.store.values import (
+    bodies,
     expanded,
     keep_outputs,
     output_text,
@@ -42,6 +43,7 @@ __all__ = [
     "Tx",
     "append_log",
     "begin_log",
+    "bodies",
     "expanded",
     "keep_outputs",
     "output_text",

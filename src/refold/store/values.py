@@ -16,10 +16,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import Final
 
 import msgspec
 
-from refold.canonical import decode, encode
+from refold.canonical import Json, decode, encode
 from refold.errors import InvalidJson, StoreDamaged
 from refold.records import (
     INLINE_BYTES,
@@ -33,11 +34,15 @@ from refold.records import (
     RunRecord,
     SplicedRow,
     ValueRow,
+    name_in,
     output_name,
     shown_text,
     stored_json,
 )
 from refold.store.base import Reader, Tx
+
+AHEAD_ROWS: Final = 32
+"""Replay rows that are read at once for their outputs. What else they hold may be long, and is in memory with them."""
 
 
 def put_json(tx: Tx, text: str, run_n: int = 0, splice: Callable[[], Sequence[str | int] | None] | None = None) -> str:
@@ -138,13 +143,38 @@ def told(reader: Reader, row: LogRow) -> LogRow:
     return msgspec.structs.replace(row, body_json=encode(decode(row.body_json) | {"output": output_text(reader, name)}))
 
 
+def bodies(reader: Reader) -> Callable[[LogRow], dict[str, Json]]:
+    """What gives the body of `told(reader, row)`, as a value, of rows that are asked for in their order.
+
+    Steps pass in the order of their replay rows, so these are read some at a time.
+    """
+    ahead: dict[tuple[int, int], ReplayRow] = {}
+
+    def body_of(row: LogRow) -> dict[str, Json]:
+        body = decode(row.body_json)
+        name = name_in(row, body)
+        if name is None:
+            return body
+        at = (name.run, name.ordinal)
+        if at not in ahead:
+            found = reader.find(ReplayRow, run=name.run, after=name.ordinal - 1, limit=AHEAD_ROWS)
+            ahead.clear()
+            ahead.update({(each.run, each.ordinal): each for each in found})
+        return body | {"output": _text_of(reader, name, ahead.get(at))}
+
+    return body_of
+
+
 def output_text(reader: Reader, name: OutputName) -> str:
     """The output of this name, as people are shown it.
 
     Raises StoreDamaged if it stands neither in its row nor in the value table: a text that does not match `ref` is
     never shown for it.
     """
-    row = reader.get(ReplayRow, name.run, name.ordinal)
+    return _text_of(reader, name, reader.get(ReplayRow, name.run, name.ordinal))
+
+
+def _text_of(reader: Reader, name: OutputName, row: ReplayRow | None) -> str:
     text = None if row is None else _shown(row)
     if text is None or _digest(text) != name.ref:
         text = value_text(reader, name.ref)

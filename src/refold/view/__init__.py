@@ -2,12 +2,13 @@
 
     LogRecord ──seal──> LogRow ──record.render──> Frame ──fold.apply──> ViewState ──snapshot──> what a resume serves
     session_log          │                          │
-    turn_log             └──── page.frames_after ───┘            cursor: the text that names a position
-    step_log                   (push, page, suffix)              ladder: which form of history is served
+    turn_log             ├──── page.frames_after ───┘ │          cursor: the text that names a position
+    step_log             └───────── catch_up ─────────┘          ladder: which form of history is served
 
 Not here: reading and writing rows (`store`), who is told when (`session`), the JSON-RPC envelope (`protocol`).
 """
 
+from refold.view.catch_up import catch_up
 from refold.view.cursor import ANCHOR, CHAIN_BYTES, GENESIS, Claim, Mint, Position, decode, holds, mint, minter
 from refold.view.digest import elide_item
 from refold.view.fold import Outcome, ViewState, apply, apply_all
@@ -51,6 +52,7 @@ __all__ = [
     "apply",
     "apply_all",
     "attempts",
+    "catch_up",
     "child",
     "choose",
     "clip",

@@ -100,11 +100,17 @@ def apply(state: ViewState, frame: Json) -> Outcome:
         return Outcome.MALFORMED
     if (misplaced := _misplaced(state, params, cursor, sequence)) is not None:
         return misplaced
-    _advance(state, cursor, sequence)
+    advance(state, cursor, sequence)
     rule = RULES.get(method)
     if rule is None:
         return Outcome.UNKNOWN
     return rule.fold(state, params) if has(params, rule.needs) else Outcome.MALFORMED
+
+
+def advance(state: ViewState, cursor: str, sequence: int) -> None:
+    """Moves `state` on to a frame in its place, the one of this cursor, of the record of this sequence."""
+    state.siblings = (*state.siblings, cursor) if sequence == state.sequence else (cursor,)
+    state.cursor, state.sequence = cursor, sequence
 
 
 def apply_all(state: ViewState, frames: Iterable[Json]) -> ViewState:
@@ -156,11 +162,6 @@ def _misplaced(state: ViewState, params: Members, cursor: str, sequence: int) ->
     if params["prevCursor"] == state.cursor:
         return None
     return Outcome.STALE if sequence < state.sequence or cursor in state.siblings else Outcome.GAP
-
-
-def _advance(state: ViewState, cursor: str, sequence: int) -> None:
-    state.siblings = (*state.siblings, cursor) if sequence == state.sequence else (cursor,)
-    state.cursor, state.sequence = cursor, sequence
 
 
 # -- what a frame in its place does -----------------------------------------------------------------------------------
@@ -251,6 +252,7 @@ _NOTED: Final = Rule({}, _noted)
 _TURN: Final[Needs] = {"turnId": TEXT}
 _APPROVAL: Final[Needs] = {"approvalId": TEXT}
 _INPUT: Final[Needs] = {"userInputId": TEXT}
+_PLACE: Final[Needs] = {"viewCursor": TEXT}
 
 RULES: Final[Mapping[str, Rule]] = {
     "item/started": _ITEM,
@@ -263,11 +265,11 @@ RULES: Final[Mapping[str, Rule]] = {
     "turn/retryScheduled": _NOTED,
     "turn/modelRetryScheduled": _NOTED,
     "turn/foregroundCompleted": _NOTED,
-    "approval/requested": Rule(_APPROVAL, _approval_requested),
+    "approval/requested": Rule(_APPROVAL | _PLACE, _approval_requested),
     "approval/reviewing": _NOTED,
     "approval/updated": _NOTED,
     "approval/resolved": Rule(_APPROVAL, _approval_resolved),
-    "userInput/requested": Rule(_INPUT, _input_requested),
+    "userInput/requested": Rule(_INPUT | _PLACE, _input_requested),
     "userInput/settled": Rule(_INPUT, _input_settled),
     "session/modelRouteUnserved": _NOTED,
     "monitor/inboxItemAdmitted": _NOTED,

@@ -21,7 +21,7 @@ from refold.errors import StoreDamaged
 from refold.records import LogRow, LogType
 from refold.view import request_log, session_log, step_log, turn_log
 from refold.view.cursor import ANCHOR, CHAIN_BYTES, Mint, Position
-from refold.view.parts import Members, Renderer
+from refold.view.parts import Members, Part, Renderer
 
 RENDERERS: Final[Mapping[str, Renderer]] = {
     **session_log.RENDERERS,
@@ -51,21 +51,27 @@ def render(row: LogRow, opening: LogRow | None, session_id: str, mint: Mint, pre
     Raises:
         StoreDamaged: the type is unknown, or `opening` is not the row that `row` closes.
     """
-    renderer = RENDERERS.get(row.type)
-    if renderer is None:
-        raise StoreDamaged(f"log row {row.seq} has the unknown type {row.type!r}", seq=row.seq)
-    parts = renderer(row, decode(row.body_json), opening)
-    assert len(parts) == row.frames, (row.type, len(parts))
     chain8, source = row.hash[:CHAIN_BYTES], _source_range(row, session_id)
     frames: list[Frame] = []
-    for k, (method, members) in enumerate(parts):
+    for k, (method, members) in enumerate(parts_of(row, decode(row.body_json), opening, mint)):
         cursor = mint(Position(row.seq, k), chain8)
-        if row.type == LogType.COMPACTED and method == "item/completed":
-            members["item"]["summarizedThrough"] = mint(Position(row.seq, k), chain8, ANCHOR)
         envelope = {"sessionId": session_id, "viewCursor": cursor, "prevCursor": prev, "sourceRange": source}
         frames.append({"method": method, "params": envelope | members})
         prev = cursor
     return frames
+
+
+def parts_of(row: LogRow, body: Members, opening: LogRow | None, mint: Mint) -> list[Part]:
+    """Returns the frames of `row`, whose body is `body`, without their envelopes. Raises as `render`."""
+    renderer = RENDERERS.get(row.type)
+    if renderer is None:
+        raise StoreDamaged(f"log row {row.seq} has the unknown type {row.type!r}", seq=row.seq)
+    parts = renderer(row, body, opening)
+    assert len(parts) == row.frames, (row.type, len(parts))
+    if row.type == LogType.COMPACTED:
+        (_, members), k = parts[-1], len(parts) - 1
+        members["item"]["summarizedThrough"] = mint(Position(row.seq, k), row.hash[:CHAIN_BYTES], ANCHOR)
+    return parts
 
 
 def delta(session_id: str, cursor: str, item_id: str, text: str, offset: int) -> Frame:
