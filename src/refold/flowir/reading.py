@@ -13,6 +13,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from refold.canonical import type_name
 from refold.errors import BlueprintInvalid
 
@@ -41,24 +43,42 @@ class Reading:
             raise BlueprintInvalid(f"invalid {noun}: {first['path']}: {first['message']}{plural}", faults=self.faults)
 
 
-class At(NamedTuple):
-    """A place in the document: its JSON path, and inside how many nodes and expressions it lies."""
+class At(msgspec.Struct, frozen=True):
+    """A place in the document: the way to it, and inside how many nodes and expressions it lies.
 
-    path: str = "$"
+    A place is made for every value that is read, and told for hardly one: its path is spelt when it is asked for.
+    """
+
+    before: At | None = None
+    step: str | int = ""
     depth: int = 0
 
     def member(self, key: str) -> At:
         """The place of a member."""
-        shown = f".{key}" if _PLAIN_KEY.fullmatch(key) else f"[{json.dumps(key, ensure_ascii=False)}]"
-        return At(self.path + shown, self.depth)
+        return At(self, key, self.depth)
 
     def item(self, index: int) -> At:
         """The place of an array item."""
-        return At(f"{self.path}[{index}]", self.depth)
+        return At(self, index, self.depth)
 
     def deeper(self) -> At:
         """The same place, seen from one node or expression further in."""
-        return At(self.path, self.depth + 1)
+        return At(self.before, self.step, self.depth + 1)
+
+    @property
+    def path(self) -> str:
+        """Its JSON path."""
+        steps, at = list[str](), self
+        while at.before is not None:
+            steps.append(_spelt(at.step))
+            at = at.before
+        return "$" + "".join(reversed(steps))
+
+
+def _spelt(step: str | int) -> str:
+    if isinstance(step, int):
+        return f"[{step}]"
+    return f".{step}" if _PLAIN_KEY.fullmatch(step) else f"[{json.dumps(step, ensure_ascii=False)}]"
 
 
 Reader = Callable[[Reading, Json, At], Any]
@@ -99,11 +119,10 @@ def members(
             if key not in fields and key not in ignore:
                 reading.fault(at.member(key), "unknown_key", f"unknown member {key!r}", hint_for(key, fields))
     got = {}
-    for key, field in fields.items():
-        given = value.get(key)
-        if key in value and (given is not None or field.required):
-            got[field.attr or key] = field.read(reading, given, at.member(key))
-        elif field.required:
+    for key, (read, attr, required) in fields.items():
+        if key in value and (required or value[key] is not None):
+            got[attr or key] = read(reading, value[key], at.member(key))
+        elif required:
             reading.fault(at, "missing_key", f"member {key!r} is missing")
     return got
 

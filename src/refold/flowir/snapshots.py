@@ -32,6 +32,7 @@ from refold.records import Lane, ReplayRow
 Json = Any
 Change = list[Json]
 UNKNOWN: Final = Trail()
+_ABSENT: Final = object()
 
 
 def dispatch_ctx(
@@ -77,11 +78,11 @@ class Writer:
             stored["step_ctx"] = step_ctx
         base = self._base_of(lane)
         if base is None or base.delta_size >= base.whole_size:
-            text = encode(stored | {"run": given["run_id"], "set": list(self._changes({}, ctx, ()))})
+            text = encode(stored | {"run": given["run_id"], "set": self._changes({}, ctx)})
             self._bases[lane] = Base(ticket, ordinal, ctx, len(text), 0)
         else:
             within = _tree(trail.written) if trail.since == base.ticket else None
-            text = encode(stored | {"base": base.ordinal, "set": list(self._changes(base.ctx, ctx, (), within))})
+            text = encode(stored | {"base": base.ordinal, "set": self._changes(base.ctx, ctx, within)})
             self._bases[lane] = Base(ticket, ordinal, ctx, base.whole_size, base.delta_size + len(text))
         return text
 
@@ -94,20 +95,28 @@ class Writer:
             lane = lane[:-1]
         return base
 
-    def _changes(self, old: Json, new: Json, at: PathKeys, within: Tree | None = None) -> Iterator[Change]:
-        if old is new:
-            return
-        if type(old) is not dict or type(new) is not dict:
-            yield [list(at), self._said(new)]
-            return
+    def _changes(self, old: Json, new: Json, within: Tree | None = None) -> list[Change]:
+        changes: list[Change] = []
+        if type(old) is dict and type(new) is dict:
+            self._compare(old, new, (), within, changes)
+        elif old is not new:
+            changes.append([[], self._said(new)])
+        return changes
+
+    def _compare(
+        self, old: dict[str, Json], new: dict[str, Json], at: PathKeys, within: Tree | None, changes: list[Change]
+    ) -> None:
+        """Adds what makes `new` of `old`, both at `at`."""
         for key in (*old.keys() - new.keys(), *new) if within is None else within:
-            if key not in new:
-                if key in old:
-                    yield [[*at, key]]
-            elif key not in old:
-                yield [[*at, key], self._said(new[key])]
-            elif old[key] is not new[key]:
-                yield from self._changes(old[key], new[key], (*at, key), within and within[key])
+            before, now = old.get(key, _ABSENT), new.get(key, _ABSENT)
+            if before is now:
+                continue
+            if type(before) is dict and type(now) is dict:
+                self._compare(before, now, (*at, key), within and within[key], changes)
+            elif now is _ABSENT:
+                changes.append([[*at, key]])
+            else:
+                changes.append([[*at, key], self._said(now)])
 
     def _said(self, value: Json) -> dict[str, Json]:
         ordinal = self._outputs.ordinal(value)
