@@ -115,24 +115,19 @@ def value_text(reader: Reader, digest: str) -> str | None:
 
 def _joined(reader: Reader, spliced: SplicedRow) -> str | None:
     """The text in one piece; None if it is damaged, or a row that it names is gone."""
+    row_at = _reading_ahead(reader)
+    pieces: list[str] = []
     try:
-        return "".join(
-            part if isinstance(part, str) else _row_at(reader, spliced.run, part).step_output_json
-            for part in decode(spliced.parts_json)
-        )
-    except (InvalidJson, TypeError, _Gone):  # whatever shape the damage has
+        for part in decode(spliced.parts_json):
+            if isinstance(part, str):
+                pieces.append(part)
+            elif (row := row_at(spliced.run, part)) is not None:
+                pieces.append(row.step_output_json)
+            else:
+                return None
+        return "".join(pieces)
+    except (InvalidJson, TypeError):  # whatever shape the damage has
         return None
-
-
-class _Gone(Exception):
-    """A row that is named, and is not there."""
-
-
-def _row_at(reader: Reader, run_n: int, ordinal: int) -> ReplayRow:
-    row = reader.get(ReplayRow, run_n, ordinal)
-    if row is None:
-        raise _Gone
-    return row
 
 
 def told(reader: Reader, row: LogRow) -> LogRow:
@@ -148,21 +143,34 @@ def bodies(reader: Reader) -> Callable[[LogRow], dict[str, Json]]:
 
     Steps pass in the order of their replay rows, so these are read some at a time.
     """
-    ahead: dict[tuple[int, int], ReplayRow] = {}
+    row_at = _reading_ahead(reader)
 
     def body_of(row: LogRow) -> dict[str, Json]:
         body = decode(row.body_json)
         name = name_in(row, body)
         if name is None:
             return body
-        at = (name.run, name.ordinal)
-        if at not in ahead:
-            found = reader.find(ReplayRow, run=name.run, after=name.ordinal - 1, limit=AHEAD_ROWS)
-            ahead.clear()
-            ahead.update({(each.run, each.ordinal): each for each in found})
-        return body | {"output": _text_of(reader, name, ahead.get(at))}
+        return body | {"output": _text_of(reader, name, row_at(name.run, name.ordinal))}
 
     return body_of
+
+
+def _reading_ahead(reader: Reader) -> Callable[[int, int], ReplayRow | None]:
+    """What gives replay rows by Run and ordinal, and reads some more once two are asked for that follow each other."""
+    near: dict[tuple[int, int], ReplayRow] = {}
+    last = (0, 0)
+
+    def row_at(run: int, ordinal: int) -> ReplayRow | None:
+        nonlocal last
+        if (run, ordinal) not in near:
+            limit = AHEAD_ROWS if last == (run, ordinal - 1) else 1
+            near.clear()
+            for row in reader.find(ReplayRow, run=run, after=ordinal - 1, limit=limit):
+                near[run, row.ordinal] = row
+        last = (run, ordinal)
+        return near.get(last)
+
+    return row_at
 
 
 def output_text(reader: Reader, name: OutputName) -> str:
