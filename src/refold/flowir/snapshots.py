@@ -78,7 +78,7 @@ class Writer:
             stored["step_ctx"] = step_ctx
         base = self._base_of(lane)
         if base is None or base.delta_size >= base.whole_size:
-            text = encode(stored | {"run": given["run_id"], "set": self._changes({}, ctx)})
+            text = encode(stored | {"run": given["run_id"], "set": self._whole(ctx)})
             self._bases[lane] = Base(ticket, ordinal, ctx, len(text), 0)
         else:
             within = _tree(trail.written) if trail.since == base.ticket else None
@@ -95,6 +95,11 @@ class Writer:
             lane = lane[:-1]
         return base
 
+    def _whole(self, ctx: Json) -> list[Change]:
+        if type(ctx) is not dict:
+            return [[[], self._said(ctx)]]
+        return [[[key], self._said(value)] for key, value in ctx.items()]
+
     def _changes(self, old: Json, new: Json, within: Tree | None = None) -> list[Change]:
         changes: list[Change] = []
         if type(old) is dict and type(new) is dict:
@@ -108,8 +113,8 @@ class Writer:
     ) -> None:
         """Adds what makes `new` of `old`, both at `at`."""
         for key in (*old.keys() - new.keys(), *new) if within is None else within:
-            before, now = old.get(key, _ABSENT), new.get(key, _ABSENT)
-            if before is now:
+            now = new.get(key, _ABSENT)
+            if (before := old.get(key, _ABSENT)) is now:
                 continue
             if type(before) is dict and type(now) is dict:
                 self._compare(before, now, (*at, key), within and within[key], changes)

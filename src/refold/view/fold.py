@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from refold.canonical import Json
 from refold.view.digest import Tally
-from refold.view.families import FAMILIES, NUMBER, TEXT, Family, Members, Needs, has, pick, put
+from refold.view.families import FAMILIES, TEXT, Family, Members, Needs, has, pick, put
 
 
 class Outcome(StrEnum):
@@ -174,21 +174,19 @@ class Rule(NamedTuple):
     fold: Callable[[ViewState, Members], Outcome]
 
 
-_ITEM_NEEDS: Final[Needs] = {"itemId": TEXT, "revision": NUMBER}
-
-
 def _item(state: ViewState, params: Members) -> Outcome:
     """Any kind of item, known or not: the higher revision replaces the whole item."""
     item = params["item"]
-    if not has(item, _ITEM_NEEDS):
+    item_id, revision = item.get("itemId"), item.get("revision")
+    if type(item_id) is not str or type(revision) is not int:
         return Outcome.MALFORMED
-    held = state.items.get(item["itemId"])
-    if held is not None and item["revision"] <= held["revision"]:
+    held = state.items.get(item_id)
+    if held is not None and revision <= held["revision"]:
         return Outcome.STALE
-    state.items[item["itemId"]] = item
-    state.tally.touch(item["itemId"])
+    state.items[item_id] = item
+    state.tally.touch(item_id)
     if item.get("status") != "inProgress":
-        state.texts.pop(item["itemId"], None)
+        state.texts.pop(item_id, None)
     return Outcome.APPLIED
 
 
