@@ -25,7 +25,7 @@ import orjson
 import pytest
 from msgspec import structs
 
-from refold import canonical
+from refold import canonical, view
 from refold.canonical import digest
 from refold.engine.activation import Queue
 from refold.engine.driver import Driver
@@ -41,7 +41,8 @@ from refold.service.app import App, Settings
 from refold.service.loads import Loads
 from refold.service.sessions import ViewSettings
 from refold.service.tasks import NewTask
-from refold.store import SqliteStore, sqlite
+from refold.session import log as session_log
+from refold.store import SqliteStore, sqlite, values
 from refold.store.sqlite import _SqliteTx
 
 Json = Any
@@ -331,6 +332,54 @@ def test_a_resume_reads_what_is_logged_once(auto: bool, tmp_path: Path, monkeypa
     assert cost == MOST_ROWS
 
 
+# -- what a boundary costs --------------------------------------------------------------------------------------------
+
+MOST_OF_A_BOUNDARY: Final = {"statements": 0.1, "lines run": 320.0}
+"""For a step that it is the first to hold: two log rows, and the replay row that holds what the step said."""
+
+
+def compacted(steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """What it costs to compact the Session of a Run of so many steps, all of which are new to its fold."""
+    stores, found = list[Any](), Counter[str]()
+
+    def opened(path: Path) -> SqliteStore:
+        stores.append(SqliteStore.open(path))
+        return stores[-1]
+
+    monkeypatch.setattr(composition, "SqliteStore", SimpleNamespace(open=opened))
+
+    def statement(event: dict[str, Any]) -> None:
+        found["statements"] += 1
+
+    async def run() -> None:
+        settings = Settings(
+            store=folder / f"{steps}.db", app={"t:answer": answer}, view=ViewSettings(compact_events=10**9)
+        )
+        app = await App.open(settings)
+        try:
+            ended = await app.runs.settled(await app.tasks.launch(NewTask(blueprint=loop_of(steps))))
+            stores[0]._writer.trace_v2(apsw.SQLITE_TRACE_STMT, statement)
+            with lines_of_refold(found):
+                answered = await app.sessions.compact("c", {}, session_id=ended.session_id)
+            assert answered == {"status": "accepted"}
+        finally:
+            await app.close()
+
+    asyncio.run(run())
+    return found
+
+
+def cost_of_a_boundary(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    short, long = (compacted(steps, folder, monkeypatch) for steps in (SHORT, LONG))
+    return {name: (long[name] - short[name]) / (LONG - SHORT) for name in MOST_OF_A_BOUNDARY}
+
+
+def test_a_boundary_costs_no_more_than_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cost = cost_of_a_boundary(tmp_path, monkeypatch)
+    over = {name: (cost[name], most) for name, most in MOST_OF_A_BOUNDARY.items() if cost[name] > most}
+    assert not over, f"a step in a boundary now costs (figure, most): {over}; all figures: {cost}"
+
+
 # -- what the counters are worth: each of them sees its cost doubled --------------------------------------------------
 
 
@@ -453,3 +502,15 @@ def test_what_grows_with_the_ctx_is_seen(
 ) -> None:
     GROWTH[name](monkeypatch)
     assert name in what_grows_with_the_ctx(tmp_path, counted, monkeypatch)
+
+
+BOUNDARY_PLANTS: Final[dict[str, Callable[[pytest.MonkeyPatch], None]]] = {
+    "statements": lambda monkeypatch: monkeypatch.setattr(values, "AHEAD_ROWS", 1),
+    "lines run": _twice(session_log, "catch_up", lambda state, *rest: view.catch_up(state.copy(), *rest)),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDARY_PLANTS)
+def test_what_a_boundary_costs_more_is_seen(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    BOUNDARY_PLANTS[name](monkeypatch)
+    assert cost_of_a_boundary(tmp_path, monkeypatch)[name] > MOST_OF_A_BOUNDARY[name]
