@@ -20,7 +20,7 @@ from muse_code import SessionFold
 from service_kit import Crew, House, Json, Line, Refused, cursor_of, everything, faults, flow, path, step, uuid7
 
 from refold import records, view
-from refold.canonical import canonical, decode, encode
+from refold.canonical import canonical, decode, encode, encode_known
 from refold.records import BoundaryRow, LogRow, ValueRow
 from refold.service.app import App
 from refold.service.sessions import ViewSettings, find_session
@@ -408,7 +408,7 @@ async def test_a_rung_is_chosen_without_encoding_what_it_serves(house: House, ap
         "refold.view.snapshot.canonical": canonical,
         "refold.service.sessions.canonical": canonical,
         "refold.session.boundaries.canonical": canonical,
-        "refold.session.boundaries.encode": encode,
+        "refold.session.boundaries.encode_known": encode_known,
     }
     with _all_patched({name: counting(encoder) for name, encoder in names.items()}):
         counted, history = await cost(app, session)

@@ -334,7 +334,7 @@ def test_a_resume_reads_what_is_logged_once(auto: bool, tmp_path: Path, monkeypa
 
 # -- what a boundary costs --------------------------------------------------------------------------------------------
 
-MOST_OF_A_BOUNDARY: Final = {"statements": 0.1, "lines run": 320.0}
+MOST_OF_A_BOUNDARY: Final = {"statements": 0.1, "lines run": 250.0}
 """For a step that it is the first to hold: two log rows, and the replay row that holds what the step said."""
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from refold.canonical import encode
+from refold.canonical import encode_known
 
 Json = Any
 Splice = list[str | int]
@@ -42,7 +42,7 @@ class Outputs:
         parts: Splice = []
         at = kept = 0
         for output, ordinal in self._within(value):
-            told = encode(output)
+            told = encode_known(output)
             found = text.find(told, at)
             if found < 0:  # a writer that spells it differently in here: it stays in the piece around it
                 continue

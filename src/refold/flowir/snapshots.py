@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from refold.canonical import decode, encode
+from refold.canonical import decode, encode_known
 from refold.errors import StoreDamaged
 from refold.flowir.ir import PathKeys
 from refold.flowir.messages import Trail
@@ -78,11 +78,11 @@ class Writer:
             stored["step_ctx"] = step_ctx
         base = self._base_of(lane)
         if base is None or base.delta_size >= base.whole_size:
-            text = encode(stored | {"run": given["run_id"], "set": self._whole(ctx)})
+            text = encode_known(stored | {"run": given["run_id"], "set": self._whole(ctx)})
             self._bases[lane] = Base(ticket, ordinal, ctx, len(text), 0)
         else:
             within = _tree(trail.written) if trail.since == base.ticket else None
-            text = encode(stored | {"base": base.ordinal, "set": self._changes(base.ctx, ctx, within)})
+            text = encode_known(stored | {"base": base.ordinal, "set": self._changes(base.ctx, ctx, within)})
             self._bases[lane] = Base(ticket, ordinal, ctx, base.whole_size, base.delta_size + len(text))
         return text
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from refold import view
-from refold.canonical import canonical, decode, digest, encode
+from refold.canonical import canonical, decode, digest, encode_known
 from refold.errors import InvalidJson, StoreDamaged
 from refold.records import (
     BoundaryRow,
@@ -90,7 +90,7 @@ def install(tx: Tx, log: SessionLog, session: SessionRecord, record: LogRecord) 
     rest, items = view.snapshot_state(state), list(state.items.values())
     del rest["items"]
     segments = _segments(tx, log, session, items)
-    segments_json = put_json(tx, encode(segments))  # beside the row if long: who comes with a cursor reads the row only
+    segments_json = put_json(tx, encode_known(segments))  # beside the row if long: a cursor needs the row only
     stored = {"state": rest, "foldDigest": view.fold_digest(state), "last_turn": state.last_turn}
     without_items = len(canonical(view.history(Rung.ANCHORED, _snapshot(log, session, row, stored, [])))) - len("[]")
     totals = state.tally.totals(state.items)
@@ -98,7 +98,7 @@ def install(tx: Tx, log: SessionLog, session: SessionRecord, record: LogRecord) 
         session=session.n,
         seq=row.seq,
         at=row.at,
-        rest_json=encode(stored | {"seal": _seal(row.seq, stored, segments_json)}),
+        rest_json=encode_known(stored | {"seal": _seal(row.seq, stored, segments_json)}),
         segments_json=segments_json,
         size=without_items + totals.size,
         elided=without_items + totals.elided,
@@ -127,7 +127,7 @@ def _segments(tx: Tx, log: SessionLog, session: SessionRecord, items: list[Json]
 
 
 def _put_segment(tx: Tx, items: list[Json]) -> str:
-    text = encode(items)
+    text = encode_known(items)
     name = hashlib.sha256(text.encode()).hexdigest()
     tx.put(ValueRow(digest=name, body=text))
     return name

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from refold.canonical import encode
+from refold.canonical import encode_known
 from refold.records import SessionRecord
 from refold.session.live import Piece
 from refold.session.log import SessionLog
@@ -62,7 +62,7 @@ class Batch(NamedTuple):
 
 def shown(frames: Iterable[tuple[Position, Frame]]) -> list[Shown]:
     """Writes frames out."""
-    return [Shown(position, frame, encode(frame).encode()) for position, frame in frames]
+    return [Shown(position, frame, encode_known(frame).encode()) for position, frame in frames]
 
 
 class Suffixes:

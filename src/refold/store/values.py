@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from refold.canonical import Json, decode, encode
+from refold.canonical import Json, decode, encode_known
 from refold.errors import InvalidJson, StoreDamaged
 from refold.records import (
     INLINE_BYTES,
@@ -55,7 +55,7 @@ def put_json(tx: Tx, text: str, run_n: int = 0, splice: Callable[[], Sequence[st
     if digest is None:
         return stored
     if splice is not None and tx.get(ValueRow, digest) is None and (parts := splice()) is not None:
-        tx.put(SplicedRow(digest=digest, run=run_n, parts_json=encode(parts)))
+        tx.put(SplicedRow(digest=digest, run=run_n, parts_json=encode_known(parts)))
     put_value(tx, ValueRow(digest=digest, body=text))
     return stored
 
@@ -135,7 +135,9 @@ def told(reader: Reader, row: LogRow) -> LogRow:
     name = output_name(row)
     if name is None:
         return row
-    return msgspec.structs.replace(row, body_json=encode(decode(row.body_json) | {"output": output_text(reader, name)}))
+    return msgspec.structs.replace(
+        row, body_json=encode_known(decode(row.body_json) | {"output": output_text(reader, name)})
+    )
 
 
 def bodies(reader: Reader) -> Callable[[LogRow], dict[str, Json]]:
