@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from service_kit import Crew, House, Line, Refused, ended, everything, flow, lau
 
 from refold.canonical import digest
 from refold.engine.agents import Report
-from refold.errors import BlueprintInvalid, Conflict, InvalidRequest, NotFound, Unprocessable
+from refold.errors import BlueprintInvalid, Conflict, InvalidJson, InvalidRequest, NotFound, Unprocessable
 from refold.flowir import Pass, Skip
 from refold.flowir.templates import check_templates
 from refold.records import RunStatus
@@ -24,7 +25,7 @@ Json = Any
 pytestmark = pytest.mark.anyio
 
 
-def mine(word: str) -> Json:
+def mine(word: Json) -> Json:
     return flow(step("a", word), id="mine")
 
 
@@ -346,3 +347,31 @@ async def test_a_refusal_needs_no_verdict(app: App, crew: Crew) -> None:
     value = mine("x")
     value["agents"][0] |= {"verdict": {"channel": "body", "values": ["PASS"]}}
     assert (await ended(app, await launch(app, value))).status == RunStatus.DONE
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda: NewTask(blueprint={"kind": "inline", "value": mine(float("nan"))}),
+        lambda: NewTask(blueprint={"kind": "inline", "value": mine("one")}, init_ctx={"x": float("inf")}),
+        lambda: NewTask(blueprint={"kind": "inline", "value": mine("one")}, labels={"x": "\ud800"}),
+        lambda: NewTask(blueprint={"kind": "inline", "value": mine("one")}, ttl_secs=float("nan")),
+    ],
+    ids=["its body", "its ctx", "its labels", "its ttl"],
+)
+async def test_what_no_json_can_say_is_not_launched_as_null(app: App, given: Callable[[], NewTask]) -> None:
+    """Also where a body that has null in this place is known already: writers differ on NaN, and orjson says null."""
+    for value in (mine("one"), mine(None)):
+        await ended(app, await app.tasks.launch(NewTask(blueprint={"kind": "inline", "value": value})))
+    before = await everything(app)
+    with pytest.raises(InvalidJson):
+        await app.tasks.launch(given())
+    assert await everything(app) == before
+
+
+async def test_what_no_json_can_say_overrides_nothing(app: App) -> None:
+    task = await ended(app, await app.tasks.launch(NewTask(blueprint={"kind": "inline", "value": mine("one")})))
+    before = await everything(app)
+    with pytest.raises(InvalidJson):
+        await app.tasks.rekick(task.task_id, {"x": float("nan")})
+    assert await everything(app) == before

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from refold.canonical import digest, encode
+from refold.canonical import digest, encode_known
 from refold.flowir import Blueprint, parse_blueprint
 
 Json = Any
@@ -30,8 +30,8 @@ class Parsed:
         self._kept: dict[str, Body] = {}
 
     def get(self, value: Json) -> Body:
-        """The Blueprint that `value` describes; raises BlueprintInvalid, InvalidJson."""
-        text = encode(value)
+        """The Blueprint that `value`, a JSON value, describes; raises BlueprintInvalid."""
+        text = encode_known(value)
         body = self._kept.pop(text, None)
         if body is None:
             body = Body(parse_blueprint(value), digest(value))

@@ -161,7 +161,7 @@ class Blueprints:
         return look(value, self._references, self.programs)
 
     def expanded(self, reference: Json) -> Json:
-        """The reference of a launch; an inline body without its own references. Raises BlueprintInvalid."""
+        """The reference of a launch; an inline body without its references. Raises BlueprintInvalid, InvalidJson."""
         match reference:
             case {"kind": "inline", "value": value}:
                 return {**reference, "value": self._references.expand(value)}
@@ -169,6 +169,8 @@ class Blueprints:
 
     async def resolve(self, reference: Json) -> Resolved:
         """The Blueprint that `{"kind":"inline","value"}` or `{"kind":"id","id","version"?}` names at this moment.
+
+        An inline body is one that `expanded` let through, or that was stored.
 
         Raises BlueprintInvalid with all faults, NotFound, Conflict (`blueprint_archived`), InvalidRequest for a
         reference of another shape.

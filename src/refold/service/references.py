@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from refold.canonical import encode
-from refold.errors import BadInput, InvalidJson
+from refold.errors import BadInput
 from refold.flowir.reading import At, Reading
 
 Json = Any
@@ -46,6 +46,7 @@ class References:
 
         Raises:
             BlueprintInvalid: with a fault for every reference that cannot be read.
+            InvalidJson: `value` is no JSON value.
         """
         if not _may_refer(value):
             return value
@@ -57,10 +58,7 @@ class References:
 
 def _may_refer(value: Json) -> bool:
     """Whether there may be something to expand: most launches name nothing, and pay for a look at their text only."""
-    try:
-        text = encode(value)
-    except InvalidJson:  # refused by who parses it, with all its faults
-        return True
+    text = encode(value)
     return '"$file"' in text or '"$agent_md"' in text
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from refold import view
-from refold.canonical import decode, encode
+from refold.canonical import decode, encode, encode_known
 from refold.engine.activation import Opening
 from refold.engine.clock import Clock
 from refold.engine.supervisor import Supervisor
@@ -186,7 +186,7 @@ class Tasks:
                 task_id=self._clock.mint("T-"),
                 session_id=session_id,
                 goal=new.goal,
-                blueprint_json=encode(new.blueprint),
+                blueprint_json=encode_known(new.blueprint),
                 init_ctx_json=encode(new.init_ctx),
                 labels_json=encode(dict(new.labels)),
                 status=RunStatus.PENDING,
@@ -244,7 +244,8 @@ class Tasks:
             "ttl_secs": kick.ttl_secs,
             "kick": msgspec.to_builtins(opening),
         }
-        snapshot = encode(launch)
+        # All but what this kick gives has been looked at, or comes from the store; most kicks give nothing.
+        snapshot = encode_known(launch) if kick.override is None and kick.ttl_secs is None else encode(launch)
         # What its launch adds to is put beside the record by its launch: here it would leave a second one.
         most = LAUNCH_BYTES if opening.text is None else INLINE_BYTES
         run = tx.insert(
