@@ -268,8 +268,17 @@ class SessionLog:
         return frames_after(rows, openings, session.session_id, self.mint(session), after, until)
 
     def _openings(self, reader: Reader, session: SessionRecord, rows: Sequence[LogRow]) -> dict[int, LogRow]:
-        """The rows that opened what `rows` close, and are not among them."""
-        return {seq: row for seq in origins(rows) if (row := reader.get(LogRow, session.n, seq)) is not None}
+        """The rows that opened what `rows` close, and are not among them.
+
+        Lanes of a fan-out open one after the other, and close that way later: such rows are read at once.
+        """
+        wanted = origins(rows)
+        first, last = min(wanted, default=0), max(wanted, default=0)
+        if last - first < 2 * len(wanted):
+            found = reader.log(session.n, first - 1, last - first + 1)
+        else:
+            found = [row for seq in wanted if (row := reader.get(LogRow, session.n, seq)) is not None]
+        return {row.seq: row for row in found if row.seq in wanted}
 
 
 def _told(reader: Reader, rows: Sequence[LogRow], position: Position, nbytes: int | None = None) -> list[LogRow]:
