@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from refold import view
-from refold.canonical import decode, encode
+from refold.canonical import decode, encode_known
 from refold.engine.desk import retire_requests
 from refold.errors import Fenced, SessionBusy, StoreDamaged
 from refold.flowir.lifecycle import TERMINAL, Verb, next_status
@@ -162,7 +162,7 @@ def begin_generation(tx: Tx, run: RunRecord, retired: list[list[int]], input_jso
             ordinal=run.rows + 1,
             generation=run.generation + 1,
             epoch=run.epoch + 1,
-            retired_json=encode(retired),
+            retired_json=encode_known(retired),
             created_at=at,
         ),
     )
@@ -203,7 +203,7 @@ def close_activation(
         raise Fenced(f"run {run.run_id} is no longer in activation {run.activation}", run_id=run.run_id)
     status = next_status(now.status, verb)
     goes_on = verb in LAUNCHES_NEXT if go_on is None else go_on
-    result_json = encode(result)
+    result_json = encode_known(result)
     splice = None if outputs is None else partial(outputs.splice, result, result_json)
     stored = put_json(tx, result_json, now.n, splice)  # first: the answer that the record names may be the same text
     records, children = _end_attempts(tx, now, at)
@@ -241,7 +241,7 @@ def cancel_idle(tx: Tx, run: RunRecord, at: int) -> None:
         unqueued = view.turn_unqueued(at, run=run.n, turn_id=turn_of(run), command=turn_of(run))
         append_log(tx, run.session, [unqueued])
     retire_requests(tx, run, at)
-    result = encode({"error": "cancelled"})
+    result = encode_known({"error": "cancelled"})
     _change_run(tx, run, status=status, waiting_on=None, result_json=result, updated_at=at, ended_at=at)
     # A Task stands as its Run that was activated last: a queued turn that is taken back must not end the running one.
     if run.opened >= max(each.opened for each in tx.find(RunRecord, session=run.session)):
@@ -323,7 +323,7 @@ def answer_text(ctx: Json, text: str) -> str:
     said = ctx.get("output", ctx) if isinstance(ctx, Mapping) else ctx
     if isinstance(said, str):
         return said
-    return text if said is ctx else encode(said)
+    return text if said is ctx else encode_known(said)
 
 
 def _turn_record(tx: Tx, run: RunRecord, verb: Verb, opening: Opening, at: int) -> LogRecord:
@@ -366,7 +366,7 @@ def _completed(tx: Tx, run: RunRecord, session: SessionRecord) -> RunRecord:
     if launch["kick"].get("text") is None:
         return run
     known = {"turn": session.launched + 1, "previous": _previous_ctx(tx, session.n)}
-    input_json = encode({**launch, "init_ctx": launch["init_ctx"] | known})
+    input_json = encode_known({**launch, "init_ctx": launch["init_ctx"] | known})
     stored = put_launch(tx, run.n, input_json)
     tx.update(RunRecord, (run.n,), input_json=stored)  # a resume starts from the very same ctx
     return msgspec.structs.replace(run, input_json=input_json)

@@ -41,6 +41,8 @@ class Programs:
     def check(self, blueprint: Blueprint, mode: SubprocessMode | None = None) -> None:
         """Raises Unprocessable if a launch, under `mode` if not under the server's own, may not run the Blueprint."""
         found = list(self._problems(blueprint, mode or self.mode))
+        if not found:
+            return
         for kind, says in _SAYS.items():
             names = [agent.name for problem, _, agent in found if problem == kind]
             if names:

@@ -170,7 +170,8 @@ class Tasks:
         def kicked(tx: Tx) -> Json:
             nonlocal done
             done = effect(tx)
-            return {name: getattr(done.run, name) for name in Begun.__struct_fields__}
+            run = done.run
+            return {"task_id": run.task_id, "run_id": run.run_id, "session_id": run.session_id, "status": run.status}
 
         answer, _ = await self._ledger.once(command, kicked, at=self._clock.now_ms())
         if done is not None and done.launched is not None:

@@ -304,11 +304,14 @@ class _SqliteTx:
         but: Mapping[str, Any] | None = None,
         **equals: Any,
     ) -> list[R]:
-        but = but or {}
-        values = [*equals.values(), *but.values()]
-        values += [after] if after else []
-        values += [before] if before is not None else []
-        shape = (kind, "find", *equals, None, *but, bool(after), before is not None, limit, newest_first)
+        values, but = [*equals.values()], but or {}
+        if but:
+            values += but.values()
+        if after:
+            values.append(after)
+        if before is not None:
+            values.append(before)
+        shape = (kind, "find", *equals, None, *but, after > 0, before is not None, limit, newest_first)
         sql = self._sql.get(shape)
         if sql is None:
             table = TABLES[kind]
@@ -324,8 +327,11 @@ class _SqliteTx:
         return self._select(kind, sql, values)
 
     def count(self, kind: type[Row], **equals: Any) -> int:
-        where = f" WHERE {' AND '.join(f'{name} IS ?' for name in equals)}" if equals else ""
-        return self._execute(f"SELECT count(*) FROM {TABLES[kind].name}{where}", tuple(equals.values())).get
+        sql = self._sql.get((kind, "count", *equals))
+        if sql is None:
+            where = f" WHERE {' AND '.join(f'{name} IS ?' for name in equals)}" if equals else ""
+            sql = self._sql[kind, "count", *equals] = f"SELECT count(*) FROM {TABLES[kind].name}{where}"
+        return self._execute(sql, tuple(equals.values())).get
 
     def head(self, session: int) -> Head | None:
         try:
