@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from service_kit import Crew, House, Line, Refused, ended, everything, flow, launch, path, result, seq, step, uuid7
@@ -353,15 +354,16 @@ async def test_a_refusal_needs_no_verdict(app: App, crew: Crew) -> None:
     "given",
     [
         lambda: NewTask(blueprint={"kind": "inline", "value": mine(float("nan"))}),
+        lambda: NewTask(blueprint={"kind": "inline", "value": mine([{"x": [UUID(int=1)]}])}),
         lambda: NewTask(blueprint={"kind": "inline", "value": mine("one")}, init_ctx={"x": float("inf")}),
         lambda: NewTask(blueprint={"kind": "inline", "value": mine("one")}, labels={"x": "\ud800"}),
         lambda: NewTask(blueprint={"kind": "inline", "value": mine("one")}, ttl_secs=float("nan")),
     ],
-    ids=["its body", "its ctx", "its labels", "its ttl"],
+    ids=["its body", "its body within", "its ctx", "its labels", "its ttl"],
 )
 async def test_what_no_json_can_say_is_not_launched_as_null(app: App, given: Callable[[], NewTask]) -> None:
-    """Also where a body that has null in this place is known already: writers differ on NaN, and orjson says null."""
-    for value in (mine("one"), mine(None)):
+    """Also where the body that it would be taken for is known: orjson says null for NaN, and a text for a UUID."""
+    for value in (mine("one"), mine(None), mine([{"x": [str(UUID(int=1))]}])):
         await ended(app, await app.tasks.launch(NewTask(blueprint={"kind": "inline", "value": value})))
     before = await everything(app)
     with pytest.raises(InvalidJson):

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
-from refold.canonical import encode
+from refold.canonical import decode, encode, encode_known
 from refold.errors import BadInput
 from refold.flowir.reading import At, Reading
 
@@ -58,7 +58,9 @@ class References:
 
 def _may_refer(value: Json) -> bool:
     """Whether there may be something to expand: most launches name nothing, and pay for a look at their text only."""
-    text = encode(value)
+    text = encode_known(value)
+    if decode(text) != value:  # NaN, which would be null by now; to compare is quicker than to look at every part
+        text = encode(value)
     return '"$file"' in text or '"$agent_md"' in text
 
 
