@@ -81,7 +81,7 @@ class Loads:
 
     def appended(self, heads: Mapping[int, int]) -> None:
         """Takes note of what a commit appended. It reads nothing where all are loaded and nobody listens."""
-        if self._listeners or any(not self._hub.is_loaded(n) for n in heads):
+        if self._listeners or not self._hub.are_loaded(heads):
             self._grown.update(heads)
             if self._looking is None:
                 self._looking = asyncio.create_task(self._look(), name="standings")

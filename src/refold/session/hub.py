@@ -8,7 +8,7 @@ event. Open the bell first, then read: what is appended in between rings.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 
 class Bell(asyncio.Event):
@@ -62,6 +62,10 @@ class Hub:
     def is_loaded(self, session: int) -> bool:
         """Whether the Session is loaded: started, resumed or launched here."""
         return session in self._loaded
+
+    def are_loaded(self, sessions: Iterable[int]) -> bool:
+        """Whether all of them are loaded: asked after every commit."""
+        return self._loaded.issuperset(sessions)
 
     def load(self, session: int) -> bool:
         """Loads a Session: commands may now be given to it. Tells whether that was news: of several only one loads."""
