@@ -22,7 +22,7 @@ def main() -> int:
     """Prints one table; exit code 1 with `--check` if a bar is missed."""
     ask = argparse.ArgumentParser(prog="scripts/bench", description=__doc__)
     ask.add_argument("workload", nargs="?", default="speed", choices=["speed", *LISTS, "profile"])
-    ask.add_argument("--quick", action="store_true", help="one round; speed: also a tenth of every size")
+    ask.add_argument("--quick", action="store_true", help="one round; speed, profile: also a tenth of every size")
     ask.add_argument("--check", action="store_true", help="exit 1 if a bar is missed")
     ask.add_argument("--json", action="store_true", help="JSON on stdout")
     ask.add_argument("--rounds", type=int, help="how many; 3 by default")
@@ -38,8 +38,9 @@ def main() -> int:
     # and no process of a peer: pip has compiled that.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     rounds = options.rounds or (1 if options.quick else 3)
+    shrink = 10 if options.quick else 1
     if options.workload == "profile":
-        sys.stdout.write(profile.measure(rounds))
+        sys.stdout.write(profile.measure(rounds, shrink=shrink))
         return 0
     if options.workload != "speed":
         more = {"events": options.events} if options.workload == "attach" else {}
@@ -48,7 +49,6 @@ def main() -> int:
     if strange := set(only) - set(speed.KEYS):
         ask.error(f"--only: no row {', '.join(sorted(strange))}; there are {', '.join(speed.KEYS)}")
     rows = [row for row in ROWS if row.key in only]
-    shrink = 10 if options.quick else 1
     names = options.peers.split(",") if options.peers else []
     found = speed.measure(rows, names, rounds, shrink=shrink, minutes=options.minutes)
     if options.save:

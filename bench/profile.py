@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -22,33 +22,43 @@ from bench import flows, inside
 from refold.server import process
 
 Json = Any
-WORKS: dict[str, list[Json]] = {
-    "seq": [flows.loop(1_000)],
-    "many": [flows.loop(10)] * 200,
-    "fan": [flows.fan_out(200)],
-    "ctx": [flows.growing(2_000)],
+WORKS: dict[str, Callable[[int], list[Json]]] = {
+    "seq": lambda shrink: [flows.loop(1_000 // shrink)],
+    "many": lambda shrink: [flows.loop(10)] * (200 // shrink),
+    "fan": lambda shrink: [flows.fan_out(200 // shrink)],
+    "ctx": lambda shrink: [flows.growing(2_000 // shrink)],
 }
-"""The flows that are run side by side."""
+"""The flows that are run side by side, at their sizes divided by `shrink`."""
 LOOK_SECS = 0.001
 SHOWN = 18
 """Modules that are named; the rest is summed."""
 
 
-def measure(rounds: int) -> str:
-    """A Markdown table: modules down, workloads across, the share of each in percent."""
+def measure(rounds: int, *, shrink: int = 1) -> str:
+    """A Markdown table: modules down, workloads across, the share of each in percent.
+
+    Raises RuntimeError if nothing was seen of a workload: its column would say that all of it went elsewhere.
+    """
     found: dict[str, Counter[str]] = {}
     for name, launched in WORKS.items():
         sys.stderr.write(f"{name}\n")
         found[name] = Counter()
         for _ in range(3 * rounds):
             with tempfile.TemporaryDirectory() as folder:
-                process.run(_carry(Path(folder), launched, found[name]))
-    total: Counter[str] = sum((_shares(each) for each in found.values()), Counter())
+                process.run(_carry(Path(folder), launched(shrink), found[name]))
+        if not found[name]:
+            raise RuntimeError(f"nothing was seen of {name}: it was over before the first look")
+    return table({name: _shares(spent) for name, spent in found.items()})
+
+
+def table(shares: dict[str, Counter[str]]) -> str:
+    """The modules that have most over all workloads, each by name, and the rest as a sum."""
+    total: Counter[str] = sum(shares.values(), Counter())
     named = [module for module, _ in total.most_common(SHOWN)]
-    lines = [f"| % of the time in | {' | '.join(found)} |", f"|---|{'---:|' * len(found)}"]
+    lines = [f"| % of the time in | {' | '.join(shares)} |", f"|---|{'---:|' * len(shares)}"]
     for module in named:
-        lines.append(f"| {module} | {' | '.join(f'{_shares(each)[module]:.1f}' for each in found.values())} |")
-    rest = (100 - sum(_shares(each)[module] for module in named) for each in found.values())
+        lines.append(f"| {module} | {' | '.join(f'{each[module]:.1f}' for each in shares.values())} |")
+    rest = (each.total() - sum(each[module] for module in named) for each in shares.values())
     return "\n".join([*lines, f"| all else | {' | '.join(f'{share:.1f}' for share in rest)} |", ""])
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench import attach, contestants, peers, postgres, report, speed
+from bench import attach, contestants, peers, postgres, profile, report, speed
 from bench.__main__ import main
 from bench.bare import Log, Run, connect
 from bench.contestants import BARE, HTTP, REFOLD, Contestant, Failed, measure, ours
@@ -308,6 +310,53 @@ def test_everybody_has_a_colour_of_its_own() -> None:
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+# -- where the time goes ----------------------------------------------------------------------------------------------
+
+
+def columns(page: str) -> dict[str, dict[str, float]]:
+    """The shares of a table of `profile`, by workload and place."""
+    head, _, *lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines()]
+    return {name: {cells[0]: float(cells[n]) for cells in lines} for n, name in enumerate(head[1:], 1)}
+
+
+def test_what_is_not_named_is_summed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "SHOWN", 2)
+    shares = {"seq": Counter({"a": 70.0, "c": 20.0, "d": 10.0}), "fan": Counter({"b": 60.0, "a": 35.0, "d": 5.0})}
+    assert columns(profile.table(shares)) == {
+        "seq": {"a": 70.0, "b": 0.0, "all else": 30.0},
+        "fan": {"a": 35.0, "b": 60.0, "all else": 5.0},
+    }
+
+
+def bench(*arguments: str, **patched: str) -> subprocess.CompletedProcess[str]:
+    """`scripts/bench` in a process of its own, whose timer is its own too; with things of `profile` set otherwise."""
+    setting = "; ".join(f"profile.{name} = {value}" for name, value in patched.items())
+    code = (
+        f"import sys; from bench import profile; {setting or 'pass'}; from bench.__main__ import main; sys.exit(main())"
+    )
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, cwd=contestants.ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.e2e
+def test_a_profile_says_of_every_workload_where_all_its_time_went() -> None:
+    done = bench("profile", "--quick")
+    assert done.returncode == 0, done.stderr
+    found = columns(done.stdout)
+    assert found.keys() == profile.WORKS.keys()
+    for places in found.values():
+        assert sum(places.values()) == pytest.approx(100, abs=1)  # each is rounded to a tenth
+        assert places["all else"] < 50
+        assert places["store/sqlite.py, its commits"] + places["store/sqlite.py"] > 0
+
+
+@pytest.mark.e2e
+def test_a_profile_in_which_nothing_was_seen_is_a_fault_and_no_table() -> None:
+    done = bench("profile", "--quick", LOOK_SECS="3600")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nothing was seen of seq" in done.stderr
 
 
 # -- what is measured -------------------------------------------------------------------------------------------------
