@@ -59,6 +59,8 @@ class Failed(Exception):
     """A contestant did not do its work; the text says how it ended."""
 
 
+_ON_DISK = ("ctx", "events")
+"""The works of which what is on disk afterwards is a figure."""
 _SHARED = ("seq", "many", "fan", "lat", "ctx", "resume")
 _SERVED = ("seq", "many", "fan", "lat", "resume", "start", "cli", "clients")
 REFOLD, HTTP, BARE = "refold", "refold HTTP", "bare log"
@@ -70,7 +72,9 @@ def ours() -> list[Contestant]:
     return [
         Contestant(REFOLD, here, "bench.inside", frozenset([*_SHARED, "idle"])),
         Contestant(REFOLD, here, "bench.audience", frozenset(["told"])),
+        Contestant(REFOLD, here, "bench.lengths", frozenset(["wrote"])),
         Contestant(HTTP, here, "bench.served", frozenset(_SERVED)),
+        Contestant(HTTP, here, "bench.lengths", frozenset(["events"])),
         Contestant(BARE, here, "bench.bare", frozenset(_SHARED)),
     ]
 
@@ -93,7 +97,7 @@ def measure(who: Contestant, work: str, size: int) -> Figures:
                 found = _run(who, work, folder, size)
         except NotUp as error:
             raise Failed(f"{who.name} could not begin {work}: {error}") from error
-        return found if work != "ctx" else {"mb": _disk_bytes(folder) / 1e6} | found
+        return {"mb": _disk_bytes(folder) / 1e6} | found if work in _ON_DISK else found
 
 
 def raw_commits(count: int = 200) -> float:

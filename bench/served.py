@@ -182,25 +182,31 @@ async def idle_clients(folder: Path, clients: int) -> Figures:
 
 async def follow(server: Server, session: str) -> websockets.ClientConnection:
     """A connection that has the whole Session and is told what comes."""
+    socket, _ = await attach(server, session)
+    return socket
+
+
+async def attach(server: Server, session: str, **asked: str) -> tuple[websockets.ClientConnection, Json]:
+    """A connection that has resumed a Session, as `asked`; and what it was answered."""
     headers = {"Authorization": f"Bearer {server.token}"}
     socket = await websockets.connect(f"ws://{server.host}/v1/msp", additional_headers=headers, compression=None)
-    for message in hello(session):
+    for message in hello(session, **asked):
         await socket.send(json.dumps(message))
     said: Json = {}
     while said.get("id") != FOLLOWED:
         said = json.loads(await socket.recv())
     assert "result" in said, said
-    return socket
+    return socket, said["result"]
 
 
 FOLLOWED = 2
 """The id of the call whose answer says that a connection is subscribed."""
 
 
-def hello(session: str) -> list[Json]:
+def hello(session: str, **asked: str) -> list[Json]:
     """What a client says to have a Session and be told what comes."""
     client = {"name": "bench", "version": "1"}
-    resume = {"commandId": str(uuid_utils.uuid7()), "sessionId": session}
+    resume = {"commandId": str(uuid_utils.uuid7()), "sessionId": session, **asked}
     return [
         {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"clientInfo": client}},
         {"jsonrpc": "2.0", "method": "initialized"},

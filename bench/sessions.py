@@ -7,6 +7,7 @@ sync each would take minutes. What reads them is the whole of refold: its servic
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import subprocess
@@ -44,11 +45,16 @@ Attach = Callable[[], Awaitable[float]]
 
 
 class Grown(NamedTuple):
-    """A Session of many events: its home, its id, and the cursor that lies `SUFFIX` events before its head."""
+    """A Session of many events: its home, its id, and the cursor that lies `SUFFIX` events before its head.
+
+    `start` and `middle` are cursors too: that of its creation, and one with half of its events on either side.
+    """
 
     home: Path
     session_id: str
     cursor: str
+    start: str
+    middle: str
 
 
 # -- Sessions ---------------------------------------------------------------------------------------------------------
@@ -58,37 +64,54 @@ class Grown(NamedTuple):
 async def with_items(events: int) -> AsyncGenerator[Grown]:
     """A Session in which every two events are an item of its own, compacted by itself as it grew."""
     with tempfile.TemporaryDirectory() as folder:
-        yield await _grow(Path(folder), list(_steps(events // 2)), ViewSettings())
+        yield await grow_items(Path(folder), events)
+
+
+async def grow_items(home: Path, events: int) -> Grown:
+    """Such a Session in the store of `home`, beside what is there."""
+    return await _grow(home, events, _steps(events // 2), ViewSettings())
 
 
 @asynccontextmanager
 async def with_names(events: int) -> AsyncGenerator[Grown]:
     """A Session with 200 items, and as many events of other kinds as are left, behind one boundary."""
     with tempfile.TemporaryDirectory() as folder:
-        records = [*_steps(ITEMS), *_names(events - 2 * ITEMS)]
-        yield await _grow(Path(folder), records, ViewSettings(compact_events=10**9))
+        records = itertools.chain(_steps(ITEMS), _names(events - 2 * ITEMS))
+        yield await _grow(Path(folder), events, records, ViewSettings(compact_events=10**9))
 
 
-async def _grow(home: Path, records: list[Callable[[int], LogRecord]], settings: ViewSettings) -> Grown:
+async def _grow(
+    home: Path, events: int, records: Iterator[Callable[[int], LogRecord]], settings: ViewSettings
+) -> Grown:
     app = await _open(home, settings)
     info, _, _ = await app.sessions.start(uuid7(), {}, session_id=None, model=None, workspace_root=None, client="bench")
     session_id = info.session.session_id
-    for at in range(0, len(records), PER_COMMIT):
-        await _append(app, session_id, records[at : at + PER_COMMIT])
+    start = middle = await _head(app, session_id)
+    for at in range(0, events, PER_COMMIT):
+        if at <= events // 2:
+            middle = await _head(app, session_id)
+        await _append(app, session_id, itertools.islice(records, PER_COMMIT))
         await asyncio.gather(*app.sessions._compactions)
         if (at + PER_COMMIT) % LONG == 0:
-            sys.stderr.write(f"  {at + PER_COMMIT:,} of {len(records):,}\n")
+            sys.stderr.write(f"  {at + PER_COMMIT:,} of {events:,}\n")
     await app.sessions.compact(uuid7(), {}, session_id=session_id)
-    cursor = (await app.sessions.bookmark(session_id))["viewCursor"]
-    await _append(app, session_id, list(_names(SUFFIX)))
+    cursor = await _head(app, session_id)
+    await _append(app, session_id, _names(SUFFIX))
     await app.close()
-    return Grown(home, session_id, cursor)
+    return Grown(home, session_id, cursor, start, middle)
+
+
+async def _head(app: App, session_id: str) -> str:
+    _, _, head = await app.sessions.subscribe(session_id, None)
+    return head
 
 
 async def _append(app: App, session_id: str, records: Iterable[Callable[[int], LogRecord]]) -> None:
+    makers = list(records)
+
     def write(tx: Tx) -> None:
         session = find_session(tx, session_id)
-        append_log(tx, session.n, [make(session.seq + n) for n, make in enumerate(records, 1)])
+        append_log(tx, session.n, [make(session.seq + n) for n, make in enumerate(makers, 1)])
 
     await app.store.write(write)
 

@@ -188,6 +188,15 @@ def test_a_process_that_is_killed_goes_on_where_it_was(who: str) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.parametrize(("work", "figures"), [("events", {"mib", "mb"}), ("wrote", {"mib"})])
+def test_a_session_is_written_and_served_and_what_that_took_is_told(work: str, figures: set[str]) -> None:
+    (contestant,) = (each for each in ours() if work in each.works)
+    found = measure(contestant, work, 2_000)
+    assert found.keys() == figures
+    assert all(0 < found[each] < 64 for each in figures)
+
+
+@pytest.mark.e2e
 def test_what_a_contestant_cannot_do_is_told() -> None:
     with pytest.raises(Failed, match="KeyError"):
         measure(ours()[0], "nothing", 1)
