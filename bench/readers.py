@@ -23,7 +23,7 @@ from refold import view
 from refold.canonical import decode, encode
 from refold.server.rpc import Peer, Rpc
 from refold.service.app import App
-from refold.service.sessions import find_session
+from refold.session import find_session
 from refold.store import append_log
 
 EVENTS: Final = 100_000

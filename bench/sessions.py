@@ -26,7 +26,8 @@ from refold import view
 from refold.client.session import Wire
 from refold.records import AttemptStatus, LogRecord
 from refold.service.app import App, Settings
-from refold.service.sessions import ViewSettings, find_session
+from refold.service.sessions import ViewSettings
+from refold.session import find_session
 from refold.store import Tx, append_log
 
 Json = Any
@@ -91,10 +92,10 @@ async def _grow(
         if at <= events // 2:
             middle = await _head(app, session_id)
         await _append(app, session_id, itertools.islice(records, PER_COMMIT))
-        await asyncio.gather(*app.sessions._compactions)
+        await asyncio.gather(*app.compaction._compactions)
         if (at + PER_COMMIT) % LONG == 0:
             sys.stderr.write(f"  {at + PER_COMMIT:,} of {events:,}\n")
-    await app.sessions.compact(uuid7(), {}, session_id=session_id)
+    await app.compaction.compact(uuid7(), {}, session_id=session_id)
     cursor = await _head(app, session_id)
     await _append(app, session_id, _names(SUFFIX))
     await app.close()

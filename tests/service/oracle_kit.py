@@ -27,7 +27,7 @@ from refold.engine.clock import Clock
 from refold.records import SessionRecord
 from refold.service.commands import Ledger
 from refold.service.sessions import Served, Sessions, ViewSettings
-from refold.session import Hub, Live, SessionLog, Subscription, boundaries
+from refold.session import Hub, Live, SessionLog, Subscription, Suffixes, boundaries
 from refold.view import Frame, Outcome, Position, Rung, ViewState
 from refold.view.digest import elide_item
 from refold.view.families import FAMILIES
@@ -133,9 +133,17 @@ class Desk:
     def _with(self, settings: ViewSettings) -> Sessions:
         """The service under other settings: an attach needs none of its colleagues."""
         clock, nobody = Clock(), None
-        rest: Any = {"supervisor": nobody, "blueprints": nobody, "tasks": nobody, "live": Live(self._hub)}
+        rest: Any = {"supervisor": nobody, "blueprints": nobody, "tasks": nobody, "compaction": nobody}
         return Sessions(
-            self.store, clock, ledger=Ledger(self.store), hub=self._hub, log=self._log, settings=settings, **rest
+            self.store,
+            clock,
+            ledger=Ledger(self.store),
+            hub=self._hub,
+            live=Live(self._hub),
+            log=self._log,
+            suffixes=Suffixes(self._log),
+            settings=settings,
+            **rest,
         )
 
     async def resume(

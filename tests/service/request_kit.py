@@ -13,7 +13,7 @@ from refold import view
 from refold.engine.clock import Clock
 from refold.records import RequestRow, RequestStatus, RunRecord
 from refold.service.app import App
-from refold.service.sessions import find_session
+from refold.session import find_session
 from refold.store import Reader
 
 HOUR_MS = 3_600_000

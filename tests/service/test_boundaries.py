@@ -23,8 +23,8 @@ from refold import records, view
 from refold.canonical import canonical, decode, encode, encode_known
 from refold.records import BoundaryRow, LogRow, ValueRow
 from refold.service.app import App
-from refold.service.sessions import ViewSettings, find_session
-from refold.session import boundaries
+from refold.service.sessions import ViewSettings
+from refold.session import boundaries, find_session
 from refold.store import Reader, Tx, append_log
 from refold.store import values as long_texts
 
@@ -521,7 +521,7 @@ async def compactions(app: App, session: str) -> list[Json]:
 
 async def compacted(app: App) -> None:
     """Waits for the compactions that commits have set off."""
-    await asyncio.gather(*app.sessions._compactions)
+    await asyncio.gather(*app.compaction._compactions)
 
 
 @pytest.mark.anyio

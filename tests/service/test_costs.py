@@ -378,7 +378,7 @@ def compacted(
             ended = await app.runs.settled(await app.tasks.launch(NewTask(blueprint=flow(steps))))
             stores[0]._writer.trace_v2(apsw.SQLITE_TRACE_STMT, statement)
             with lines_of_refold(found):
-                answered = await app.sessions.compact("c", {}, session_id=ended.session_id)
+                answered = await app.compaction.compact("c", {}, session_id=ended.session_id)
             assert answered == {"status": "accepted"}
         finally:
             await app.close()

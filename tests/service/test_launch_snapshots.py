@@ -12,8 +12,9 @@ from refold.records import LAUNCH_BYTES, ActivationRow, LaunchRow, RunRecord
 from refold.service.app import App
 from refold.service.listing import EVERY, Wanted
 from refold.service.reruns import RerunFrom
-from refold.service.sessions import find_session, queued_turns
+from refold.service.sessions import queued_turns
 from refold.service.tasks import NewTask
+from refold.session import find_session
 
 pytestmark = pytest.mark.anyio
 

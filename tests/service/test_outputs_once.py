@@ -31,9 +31,9 @@ from refold.records import (
 )
 from refold.service.app import App
 from refold.service.reruns import RerunFrom
-from refold.service.sessions import ViewSettings, find_session
+from refold.service.sessions import ViewSettings
 from refold.service.tasks import NewTask
-from refold.session import boundaries
+from refold.session import boundaries, find_session
 from refold.store import MemoryStore, told
 from refold.testing.history import sample
 

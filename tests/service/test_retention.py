@@ -16,8 +16,8 @@ from service_kit import BROADCASTS, Crew, House, Json, Line, Refused, cursor_of,
 from refold import view
 from refold.records import BoundaryRow, LogRow, LogType, SessionRecord, ValueRow
 from refold.service.app import App
-from refold.service.sessions import ViewSettings, find_session
-from refold.session import boundaries
+from refold.service.sessions import ViewSettings
+from refold.session import boundaries, find_session
 
 pytestmark = pytest.mark.anyio
 

@@ -14,7 +14,7 @@ from refold import view
 from refold.errors import CommitFailed
 from refold.records import LogType, RunRecord, SessionRecord
 from refold.service.app import App
-from refold.service.sessions import find_session
+from refold.session import find_session
 from refold.store import append_log
 
 pytestmark = pytest.mark.anyio

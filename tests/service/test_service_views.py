@@ -25,7 +25,8 @@ from refold.canonical import canonical
 from refold.engine.agents import Report
 from refold.flowir import Pass
 from refold.service.app import App
-from refold.service.sessions import ViewSettings, find_session
+from refold.service.sessions import ViewSettings
+from refold.session import find_session
 from refold.store import Reader, append_log
 
 pytestmark = pytest.mark.anyio

@@ -15,7 +15,7 @@ from view_kit import UNCOMPACTED, append, fold, stuck
 from refold import view
 from refold.server.rpc import NOTICE_BYTES, Rpc
 from refold.service.app import App
-from refold.service.sessions import find_session
+from refold.session import find_session
 from refold.store import append_log
 
 pytestmark = pytest.mark.anyio

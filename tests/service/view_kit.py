@@ -9,7 +9,8 @@ from refold.engine.agents import Assignment, Report
 from refold.flowir import Failed, Pass
 from refold.records import LogRow
 from refold.service.app import App
-from refold.service.sessions import ViewSettings, find_session
+from refold.service.sessions import ViewSettings
+from refold.session import find_session
 from refold.store import append_log
 
 UNCOMPACTED = ViewSettings(compact_events=1_000_000)

@@ -451,7 +451,7 @@ class Peer:
         return Answer(_accepted(params) | {"turnId": turn_id})
 
     async def session_compact(self, params: Json) -> Answer:
-        done = await self._app.sessions.compact(params["commandId"], params, session_id=params["sessionId"])
+        done = await self._app.compaction.compact(params["commandId"], params, session_id=params["sessionId"])
         return Answer({"commandId": params["commandId"], **done})
 
     async def session_set_model(self, params: Json) -> Answer:

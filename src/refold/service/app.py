@@ -26,6 +26,7 @@ from refold.records import MetaRow, RunRecord, RunStatus
 from refold.service.blueprints import Blueprints
 from refold.service.channels import Channel, Program, Webhook
 from refold.service.commands import Ledger
+from refold.service.compaction import Compaction
 from refold.service.loads import Loads
 from refold.service.metrics import MeteredStore, Metrics
 from refold.service.notifier import Notifier
@@ -40,7 +41,7 @@ from refold.service.settings import Settings
 from refold.service.submissions import Submissions
 from refold.service.tasks import Tasks
 from refold.service.turns import Turns
-from refold.session import Hub, Live, SessionLog, boundaries
+from refold.session import Hub, Live, SessionLog, Suffixes, boundaries
 from refold.store import MemoryStore, Reader, SqliteStore, Store, Tx
 
 log = diagnostics.Log("refold")
@@ -105,6 +106,8 @@ class App:
         self.operators = Operators(store, clock, offers)
         self.submissions = Submissions(store, self._supervisor, offers, hub, tools.output_bytes)
         self.reruns = Reruns(store, clock, self._supervisor, self.blueprints, settings.subprocess)
+        suffixes = Suffixes(log_of)
+        self.compaction = Compaction(store, clock, self.ledger, log_of, suffixes, settings.view)
         self.sessions = Sessions(
             store,
             clock,
@@ -115,6 +118,8 @@ class App:
             hub,
             live,
             log_of,
+            suffixes,
+            self.compaction,
             settings.view,
         )
         self.loads = Loads(
@@ -142,7 +147,7 @@ class App:
     def _appended(self, heads: Mapping[int, int]) -> None:
         """What a commit that appended to logs sets off: readers look, and Sessions that have grown compact."""
         self._hub.ring(heads)
-        self.sessions.watch(heads)
+        self.compaction.watch(heads)
         self.loads.appended(heads)
 
     @classmethod
@@ -208,7 +213,7 @@ class App:
                 await asyncio.gather(task, return_exceptions=True)
         await self._supervisor.stop_all()
         await self.loads.close()
-        await self.sessions.close()
+        await self.compaction.close()
         await self._reaper.close()
         await self.store.close()
 

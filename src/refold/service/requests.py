@@ -20,8 +20,7 @@ from refold.errors import Conflict, InvalidRequest, NotFound, RefoldError, Unpro
 from refold.records import RequestRow, RequestStatus, RunRecord, RunStatus
 from refold.service.commands import Ledger
 from refold.service.runs import Opened, Runs
-from refold.service.sessions import find_session
-from refold.session import SessionLog
+from refold.session import SessionLog, find_session
 from refold.store import Reader, Store, Tx
 from refold.view import Position
 

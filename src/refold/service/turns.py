@@ -23,8 +23,9 @@ from refold.service.blueprints import Blueprints
 from refold.service.commands import Ledger, later
 from refold.service.requests import Requests, find_request, partly_answered
 from refold.service.runs import Runs, find_run
-from refold.service.sessions import Sessions, find_session
+from refold.service.sessions import Sessions
 from refold.service.tasks import Kick, Tasks
+from refold.session import find_session
 from refold.store import Store, Tx
 
 Json = Any

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from refold.canonical import Json
-from refold.errors import BoundaryPruned, MissingAnchor, StoreDamaged
+from refold.errors import BoundaryPruned, MissingAnchor, NotFound, StoreDamaged
 from refold.records import BoundaryRow, LogRow, SessionRecord
 from refold.store import Reader, bodies, told, verify_log
 from refold.view import (
@@ -279,6 +279,14 @@ class SessionLog:
         else:
             found = [row for seq in wanted if (row := reader.get(LogRow, session.n, seq)) is not None]
         return {row.seq: row for row in found if row.seq in wanted}
+
+
+def find_session(reader: Reader, session_id: str) -> SessionRecord:
+    """The row of a Session; raises NotFound."""
+    found = reader.find(SessionRecord, session_id=session_id)
+    if not found:
+        raise NotFound(f"there is no session {session_id[:80]!r}", kind="session_not_found", session_id=session_id[:80])
+    return found[0]
 
 
 def _told(reader: Reader, rows: Sequence[LogRow], position: Position, nbytes: int | None = None) -> list[LogRow]:
