@@ -60,7 +60,7 @@ ROWS = (
     Row("idle", "memory of a Run that waits", "idle", 500, "kib", "KiB", LESS, (), 1),
     Row("events", "memory to serve 1,000,000 events", "events", 10**6, "mib", "MiB", LESS, (Bar(64, None, HTTP),), 1),
     Row("eventsdisk", "their disk", "events", 10**6, "mb", "MB", LESS),
-    Row("wrote", "memory to write them, of 500,000 items", "wrote", 10**6, "mib", "MiB", LESS),
+    Row("wrote", "memory to write them, as 500,000 items", "wrote", 10**6, "mib", "MiB", LESS, (Bar(64),), 1),
     Row("help", "refold --help", "start", 5, "help_ms", "ms", LESS),
     Row("serve", "refold serve, until /healthz", "start", 5, "healthz_ms", "ms", LESS),
     Row("cli", "refold ls, p50", "cli", 10, "p50", "ms", LESS),

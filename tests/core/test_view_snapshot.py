@@ -11,16 +11,19 @@ from view_strategies import example_log, logs
 
 from refold.canonical import canonical, decode, encode
 from refold.errors import InvalidRequest
+from refold.records import LogType
 from refold.view import (
     Outcome,
     Rung,
     ViewState,
     apply,
     apply_all,
+    closed_item,
     elide,
     fold_digest,
     history,
     seed,
+    seed_some,
     snapshot_state,
     view_snapshot,
     weigh,
@@ -59,6 +62,31 @@ def test_snapshot_and_suffix_are_genesis_at_every_cut(log, over_the_wire):
         assert snapshot_state(seeded) == snapshot_state(whole)
         assert fold_digest(seeded) == fold_digest(whole)
         assert seeded.cursor == whole.cursor
+
+
+CLOSES = {LogType.STEP_COMPLETED, LogType.TURN_COMPLETED, LogType.TURN_ENDED}
+
+
+@given(logs(max_size=28))
+def test_a_state_goes_on_without_the_items_that_no_later_record_closes(log):
+    placed = log.placed()
+    whole = apply_all(ViewState(), (frame for _, frame in placed))
+    state = ViewState()
+    for at, row in enumerate(log.rows, 1):
+        apply_all(state, (frame for position, frame in placed if position.seq == row.seq))
+        later = [each for each in log.rows[at:] if each.type in CLOSES and each.origin <= row.seq]
+        changes, totals = {closed_item(each) for each in later}, state.tally.totals(state.items)
+        assert changes <= state.items.keys()
+        snapshot = view_snapshot(state)
+        snapshot["state"]["items"] = [item for item in state.items.values() if item["itemId"] in changes]
+        some = seed_some(snapshot, count=len(state.items), size=totals.size, elided=totals.elided)
+        assert fold_digest(some) == fold_digest(state)
+        apply_all(some, (frame for position, frame in placed if position.seq > row.seq))
+        some = some.copy()
+        assert fold_digest(some) == fold_digest(whole)
+        assert some.tally.totals(some.items) == whole.tally.totals(whole.items)
+        untouched = [key for key in state.items if key not in changes]
+        assert some.items == {key: item for key, item in whole.items.items() if key not in untouched}
 
 
 @given(logs(max_size=28))

@@ -44,9 +44,13 @@ def uuid7(n: int) -> str:
 
 
 class Author:
-    """Writes a Session's log into a store in memory; `play` with bytes, one for each choice."""
+    """Writes a Session's log into a store in memory; `play` with bytes, one for each choice.
 
-    def __init__(self) -> None:
+    `closes_again`: what is closed may be closed once more, of which retention knows nothing.
+    """
+
+    def __init__(self, *, closes_again: bool = False) -> None:
+        self._closes_again = closes_again
         self.store = MemoryStore()
         self.log = SessionLog(KEY, boundaries.start)
         self.turn: LogRow | None = None
@@ -115,7 +119,8 @@ class Author:
         work = [self._dispatch] * 3 + [self._ask] if len(self.steps) + len(self.asked) < 5 else []
         done = [self._complete] * 3 + [self._retry] if self.steps else []
         answers = [self._answer] * 2 if self.asked else []
-        return [*work, *done, *answers, self._close, *anytime]
+        again = [self._again] if self.closed and self._closes_again else []
+        return [*work, *done, *answers, *again, self._close, *anytime]
 
     async def _model(self, pick: Pick) -> None:
         await self.append(
@@ -183,6 +188,9 @@ class Author:
 
     async def _complete(self, pick: Pick) -> None:
         await self.end(pick(sorted(self.steps)), pick(TEXTS))
+
+    async def _again(self, pick: Pick) -> None:
+        await self.end(pick(sorted(self.closed)), pick(TEXTS), revision=self.count + 3)
 
     async def _retry(self, pick: Pick) -> None:
         step_id = pick(sorted(self.steps))

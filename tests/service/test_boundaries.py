@@ -13,7 +13,7 @@ from unittest import mock
 
 import msgspec
 import pytest
-from boundary_kit import Author, Counting, folded, told
+from boundary_kit import KEY, TEXTS, Author, Counting, folded, told
 from hypothesis import given
 from hypothesis import strategies as st
 from muse_code import SessionFold
@@ -21,10 +21,10 @@ from service_kit import Crew, House, Json, Line, Refused, cursor_of, everything,
 
 from refold import records, view
 from refold.canonical import canonical, decode, encode, encode_known
-from refold.records import BoundaryRow, LogRow, ValueRow
+from refold.records import BoundaryRow, LogRow, SessionRecord, ValueRow
 from refold.service.app import App
 from refold.service.sessions import ViewSettings
-from refold.session import boundaries, find_session
+from refold.session import SessionLog, boundaries, find_session
 from refold.store import Reader, Tx, append_log
 from refold.store import values as long_texts
 
@@ -56,14 +56,15 @@ def sdk_seed(snapshot: Json) -> list[Json]:
 histories = st.integers(0, 60).flatmap(lambda size: st.binary(min_size=size, max_size=size))
 
 
-@given(histories, st.integers(0, 10**6))
-def test_a_boundary_and_what_follows_it_is_the_fold_from_genesis(choices: bytes, cut: int) -> None:
+@given(histories, st.integers(0, 10**6), st.sampled_from([2, 5, boundaries.SEGMENT]))
+def test_a_boundary_and_what_follows_it_is_the_fold_from_genesis(choices: bytes, cut: int, segment: int) -> None:
     """At every boundary of any history, for every form of it and for our fold as for the official client's."""
-    asyncio.run(_compare(choices, cut))
+    with mock.patch.object(boundaries, "SEGMENT", segment):
+        asyncio.run(_compare(choices, cut))
 
 
 async def _compare(choices: bytes, cut: int) -> None:
-    author = await Author().play(choices)
+    author = await Author(closes_again=True).play(choices)
     await author.compact()
     placed = await author.placed()
     cut %= len(placed) + 1
@@ -124,6 +125,92 @@ async def test_what_has_not_changed_is_not_written_again() -> None:
     assert await written_by(author) == 1, "only the last one"
     await author.end(first)
     assert await written_by(author) == 2, "the first one, in which an item was closed, and the last one"
+
+
+@given(histories, histories)
+def test_a_boundary_after_a_boot_hands_on_no_damage(before: bytes, after: bytes) -> None:
+    """What the one before lost is folded anew from the log, as long as that is whole."""
+
+    async def compare() -> None:
+        author = await Author().play(before)
+        await author.compact()
+        segments = decode((await author.read(boundaries.latest)).segments_json)
+        await author.store.write(lambda tx: tx.delete(ValueRow, digest=segments[0]))
+        author.log = SessionLog(KEY, boundaries.start)  # as another process has it
+        await author.go_on(after)
+        row = await author.compact()
+        usable = await author.read(lambda reader, session: boundaries.load(reader, author.log, session, row))
+        assert told(boundaries.seeded(usable)[0]) == told(folded([frame for _, frame in await author.placed()]))
+
+    with mock.patch.object(boundaries, "SEGMENT", 2):
+        asyncio.run(compare())
+
+
+@pytest.mark.anyio
+async def test_a_boundary_that_lacks_an_item_that_was_open_is_not_gone_on_from() -> None:
+    author = await Author().play(b"\x01")  # a turn under way
+    open_step = await author.step()
+    row = await author.compact()
+
+    def take_out(tx: Tx) -> None:
+        segments = encode([boundaries._put_segment(tx, [{"itemId": "another"}])])
+        stored = decode(row.rest_json)
+        del stored["seal"]
+        sealed = encode(stored | {"seal": boundaries._seal(row.seq, stored, segments)})
+        tx.update(BoundaryRow, (row.session, row.seq), segments_json=segments, rest_json=sealed)
+
+    await author.store.write(take_out)
+    await author.end(open_step)
+    row = await author.compact()
+    usable = await author.read(lambda reader, session: boundaries.load(reader, author.log, session, row))
+    assert [item["itemId"] for item in usable.snapshot["state"]["items"]][:2] == ["another", open_step]
+    assert usable.snapshot["foldDigest"] == view.fold_digest(boundaries.seeded(usable)[0])
+
+
+@pytest.mark.anyio
+async def test_an_item_that_was_open_at_a_boundary_is_stored_in_the_next_as_any_other() -> None:
+    author = await Author().play(b"\x01")  # a turn under way
+    open_step = await author.step()
+    await author.compact()
+    await author.end(open_step, TEXTS[-1])
+    await author.end(await author.step(), TEXTS[-1])
+    row = await author.compact()
+    (segment,) = decode(row.segments_json)
+    stored = decode((await author.store.read(lambda reader: reader.get(ValueRow, segment))).body)
+    outputs = [item["visibleOutput"] for item in stored if "visibleOutput" in item]
+    assert len(outputs) == 2 and all(isinstance(each, list) for each in outputs), "named, for they stand in their rows"
+
+
+@pytest.mark.anyio
+async def test_a_boundary_costs_what_has_changed_and_not_what_the_session_weighs() -> None:
+    read = dict[int, Counting]()
+    for size in (3, 30):
+        author = await Author().play(b"\x01")  # a turn under way
+        open_step = await author.step()
+        for _ in range(boundaries.SEGMENT * size):
+            await author.end(await author.step())
+        for _ in range(2):  # the second one looks whether the first is whole
+            await author.compact()
+        await author.end(await author.step())
+        read[size] = await _read_by_compaction(author)
+        assert not author.log._states, "no fold is kept"
+        await author.end(open_step)
+        closing = await _read_by_compaction(author)
+        assert closing.rows - read[size].rows <= size + 4, "an item that was opened long ago is looked for"
+    assert read[30].rows == read[3].rows
+    assert read[30].bytes - read[3].bytes < 100 * 3 * (30 - 3), "but for the names of the segments"
+
+
+async def _read_by_compaction(author: Author) -> Counting:
+    counted: list[Counting] = []
+
+    def install(tx: Tx) -> None:
+        counted.append(Counting(tx))
+        record = view.compacted(1, trigger="manual")
+        boundaries.install(counted[0], author.log, tx.get(SessionRecord, 1), record)
+
+    await author.store.write(install)
+    return counted[0]
 
 
 # -- damage -----------------------------------------------------------------------------------------------------------
@@ -570,6 +657,28 @@ async def test_a_session_that_hardly_changed_does_not_compact_by_itself(house: H
 
 
 @pytest.mark.anyio
+async def test_after_so_many_events_a_session_compacts_however_little_they_changed(
+    house: House, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are folded at once: of a million items a quarter would be more than anybody waits for."""
+    monkeypatch.setattr("refold.service.compaction.MOST_EVENTS", 14)
+    app = await house.open(view=ViewSettings(compact_events=10))
+    await app.blueprints.add(TALK)
+    async with Line(app) as line:
+        session = await line.start("talk")
+        await talk(line, session, *map(str, range(30)))
+        await compacted(app)
+        await compact(line, session)
+        row = await latest(app, session)
+        await _renamed(app, session, 12)
+        await compacted(app)
+        assert await latest(app, session) == row
+        await _renamed(app, session, 10)
+        await compacted(app)
+        assert (await latest(app, session)).seq > row.seq
+
+
+@pytest.mark.anyio
 async def test_a_new_server_sees_that_a_large_session_hardly_changed_without_reading_it(
     house: House, crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -594,7 +703,7 @@ async def test_a_new_server_sees_that_a_large_session_hardly_changed_without_rea
     await _renamed(app, session, 40)
     await compacted(app)
     assert (await latest(app, session)).seq > row.seq
-    assert loaded
+    assert not loaded, "a new boundary goes on from it as well"
 
 
 @pytest.mark.anyio
@@ -641,7 +750,7 @@ async def test_what_a_boundary_does_not_change_is_not_written_again(
 
 @pytest.mark.anyio
 async def test_states_are_kept_up_to_a_weight(house: House, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that nobody watches are folded to be compacted: a hundred long ones must not stay in memory for that."""
+    """A hundred long Sessions must not stay in memory because somebody asked once how each of them stands."""
     monkeypatch.setattr("refold.session.log.KEPT_BYTES", 1)
     app = await house.open(view=ViewSettings(compact_events=30))
     await app.blueprints.add(TALK)
@@ -652,8 +761,9 @@ async def test_states_are_kept_up_to_a_weight(house: House, crew: Crew, monkeypa
                 await talk(line, session, str(n))
                 await compacted(app)
         assert all([await compactions(app, session) for session in sessions])
-        assert len(app.sessions._log._states) == 1
+        assert not app.sessions._log._states, "a compaction keeps none"
         for session in sessions:
             page = await line.page(session)
             bookmark = await app.sessions.bookmark(session)
             assert bookmark["foldDigest"] == view.fold_digest(folded(page))
+        assert len(app.sessions._log._states) == 1

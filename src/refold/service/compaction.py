@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from refold import diagnostics, view
 from refold.engine.clock import Clock
@@ -24,6 +24,10 @@ from refold.view import Position
 
 Json = Any
 log = diagnostics.Log("refold.sessions")
+
+MOST_EVENTS: Final = 16_384
+"""After so many events a Session compacts however little of it they changed: they are folded at once, and while that
+lasts nobody else is served. A boundary beside them costs a byte an item."""
 
 
 class Compaction:
@@ -96,13 +100,8 @@ class Compaction:
             events = session.seq - since
             if events < self._settings.compact_events:
                 return since, False
-            if events * 4 < boundaries.least_items(reader, session):
+            if events < MOST_EVENTS and events * 4 < boundaries.count_items(reader, session):
                 return None
-            # Folded and weighed in a read, which keeps the state: the next time only what has happened since is paid.
-            state = self._log.state(reader, session)
-            if events * 4 < len(state.items):
-                return None
-            state.tally.totals(state.items)
             return since, True
 
         def install(tx: Tx) -> int:

@@ -6,6 +6,8 @@ not written again. An output that stands in a replay row is named in them, as it
 segment is read. A boundary that cannot be read back whole is unusable, and said to be; it is never replaced by a fold
 from genesis in its name.
 
+A boundary goes on from the one before: of its items only those are read, and held, that have changed since.
+
 Retention takes away what lies behind a boundary: rows that no retained event needs, and boundaries beyond the newest.
 """
 
@@ -13,10 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
-from operator import is_not
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -33,7 +34,7 @@ from refold.records import (
     ValueRow,
     output_name,
 )
-from refold.session.log import SessionLog, Written
+from refold.session.log import SessionLog
 from refold.store import Reader, Tx, append_log, expanded, output_text, put_json, value_text
 from refold.view import ANCHOR, CHAIN_BYTES, Position, Rung, ViewState
 
@@ -83,16 +84,44 @@ class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     """The bytes of the history that serves it."""
 
 
+class Grown(NamedTuple):
+    """What has become of a Session since its last boundary.
+
+    `state` goes on from there. Of the items that the boundary has it holds only those that have changed since, for to
+    hold them all would cost what the Session weighs. Where no boundary can be gone on from it holds everything.
+    """
+
+    state: ViewState
+    segments: list[str]
+    """The segments of that boundary, by name."""
+    held: Mapping[str, Place]
+    """Where in them the changed items are, by id."""
+    names: Mapping[str, OutputName]
+    """The outputs since, by item, that stand in replay rows."""
+
+
+class Place(NamedTuple):
+    """Where an item stands: in which segment, counted from 0, and what it was there."""
+
+    segment: int
+    item: Json
+
+
 def install(tx: Tx, log: SessionLog, session: SessionRecord, record: LogRecord) -> BoundaryRow:
-    """Appends `record` and installs the boundary that it shows: the state that includes it."""
+    """Appends `record` and installs the boundary that it shows: the state that includes it.
+
+    It costs what has changed since the boundary before, in time and in memory, not what the Session weighs. The first
+    one that a process installs in a Session also looks whether all that the one before holds is there.
+    """
     (row,) = append_log(tx, session.n, [record])
-    state = log.fold(tx, session)
-    rest, items = view.snapshot_state(state), list(state.items.values())
+    grown = _grown(tx, log, session)
+    state = grown.state
+    rest = view.snapshot_state(state)
     del rest["items"]
-    segments = _segments(tx, log, session, items)
+    segments = _segments(tx, grown)
     segments_json = put_json(tx, encode_known(segments))  # beside the row if long: a cursor needs the row only
     stored = {"state": rest, "foldDigest": view.fold_digest(state), "last_turn": state.last_turn}
-    without_items = len(canonical(view.history(Rung.ANCHORED, _snapshot(log, session, row, stored, [])))) - len("[]")
+    without_items = _size_without_items(log, session, row, stored)
     totals = state.tally.totals(state.items)
     boundary = BoundaryRow(
         session=session.n,
@@ -106,24 +135,102 @@ def install(tx: Tx, log: SessionLog, session: SessionRecord, record: LogRecord) 
     return tx.insert(boundary)
 
 
-def _segments(tx: Tx, log: SessionLog, session: SessionRecord, items: list[Json]) -> list[str]:
-    """The names of the segments that hold `items`, all of them stored.
+def _size_without_items(log: SessionLog, session: SessionRecord, row: LogRow, stored: Json) -> int:
+    """The bytes of the history that serves a boundary, but for the array of its items."""
+    return len(canonical(view.history(Rung.ANCHORED, _snapshot(log, session, row, stored, [])))) - len("[]")
 
-    Those in which the last boundary of this process holds the very same objects are neither encoded nor looked at: a
-    boundary costs what has changed since the one before, not what the Session weighs.
+
+def _grown(reader: Reader, log: SessionLog, session: SessionRecord) -> Grown:
+    for row in reader.find(BoundaryRow, session=session.n, newest_first=True, limit=1):
+        if row.pruned or row.seq <= session.floor:
+            break
+        with contextlib.suppress(*_DAMAGES):
+            if (grown := _grown_since(reader, log, session, row)) is not None:
+                return grown
+    return Grown(log.fold(reader, session), [], {}, dict(_names(_closings(reader, session, 0))))
+
+
+def _grown_since(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryRow) -> Grown | None:
+    """What has become of the Session since this boundary; None if that is damaged. Raises what damage may raise."""
+    shown, stored = reader.get(LogRow, session.n, row.seq), _rest(row)
+    if shown is None or shown.type != LogType.COMPACTED or stored is None:
+        return None
+    segments = _names_of_segments(reader, row)
+    if not log.has_checked(session):
+        if not all(value_text(reader, name) for name in segments):
+            return None
+        log.note_checked(session)
+    closing = _closings(reader, session, row.seq)
+    changed = {view.closed_item(each) for each in closing if each.origin is not None and each.origin <= row.seq}
+    held = _places(reader, segments, changed)
+    if held.keys() != changed:
+        return None
+    around = _size_without_items(log, session, shown, stored)
+    state = view.seed_some(
+        _snapshot(log, session, shown, stored, [place.item for place in held.values()]),
+        count=_count(reader, segments),
+        size=row.size - around,
+        elided=row.elided - around,
+    )
+    state.last_turn = stored["last_turn"]
+    log.fold(reader, session, (state, Position(row.seq, BOUNDARY_FRAME)))
+    return Grown(state, segments, held, dict(_names(_closings(reader, session, row.seq))))
+
+
+def _closings(reader: Reader, session: SessionRecord, begun: int) -> Iterator[LogRow]:
+    """The rows behind seq `begun` that close an item."""
+    for kind in _CLOSES:
+        after = begun
+        while rows := reader.find(LogRow, session=session.n, type=kind, after=after, limit=READ_ROWS):
+            yield from rows
+            after = rows[-1].seq
+
+
+def _names(closing: Iterable[LogRow]) -> Iterator[tuple[str, OutputName]]:
+    """The outputs that stand in replay rows, by item, later ones last."""
+    yield from ((row.item_id, name) for row in closing if row.item_id and (name := output_name(row)))
+
+
+def _places(reader: Reader, segments: list[str], wanted: set[str]) -> dict[str, Place]:
+    """Where these items are. Looked for from the end: what changes was mostly opened lately."""
+    found: dict[str, Place] = {}
+    for n in reversed(range(len(segments))):
+        if len(found) == len(wanted):
+            break
+        for item in _stored(reader, segments[n]):
+            if item["itemId"] in wanted:
+                found[item["itemId"]] = Place(n, _whole(reader, item))
+    return found
+
+
+def _count(reader: Reader, segments: list[str]) -> int:
+    """How many items there are: all segments are full but the last, which holds something."""
+    return (len(segments) - 1) * SEGMENT + len(_stored(reader, segments[-1])) if segments else 0
+
+
+def _segments(tx: Tx, grown: Grown) -> list[str]:
+    """The names of the segments that hold the items as they are now, all of them stored.
+
+    Those in which nothing has changed are not written, and not looked at. The last one is filled up first.
     """
-    begun, before = _last_segments(tx, session)
-    written = log.written(session)
-    known = written.items if written is not None and written.segments == before else []
-    parts = [(items[at : at + SEGMENT], known[at : at + SEGMENT]) for at in range(0, len(items), SEGMENT)]
-    changed = {n for n, (new, old) in enumerate(parts) if len(new) != len(old) or any(map(is_not, new, old))}
-    names = dict(_names(tx, session, begun, [name for n, name in enumerate(before) if n in changed]))
-    segments = [
-        _put_segment(tx, [_with_name(item, names.get(item["itemId"])) for item in part]) if n in changed else before[n]
-        for n, (part, _) in enumerate(parts)
-    ]
-    log.note_written(session, Written(segments, items))
-    return segments
+    segments, items = list(grown.segments), grown.state.items
+    new = [_with_name(item, grown.names.get(key)) for key, item in items.items() if key not in grown.held]
+    for n in {place.segment for key, place in grown.held.items() if items[key] is not place.item}:
+        segments[n] = _put_segment(tx, [_changed(item, grown) for item in _stored(tx, segments[n])])
+    if segments:
+        last = _stored(tx, segments[-1])
+        if new and len(last) < SEGMENT:
+            free = SEGMENT - len(last)
+            segments[-1] = _put_segment(tx, last + new[:free])
+            new = new[free:]
+    return segments + [_put_segment(tx, new[at : at + SEGMENT]) for at in range(0, len(new), SEGMENT)]
+
+
+def _changed(item: Json, grown: Grown) -> Json:
+    """An item of a segment as it is now."""
+    key = item["itemId"]
+    now = grown.state.items.get(key)
+    return item if now is None or now is grown.held[key].item else _with_name(now, grown.names.get(key))
 
 
 def _put_segment(tx: Tx, items: list[Json]) -> str:
@@ -131,15 +238,6 @@ def _put_segment(tx: Tx, items: list[Json]) -> str:
     name = hashlib.sha256(text.encode()).hexdigest()
     tx.put(ValueRow(digest=name, body=text))
     return name
-
-
-def _last_segments(reader: Reader, session: SessionRecord) -> tuple[int, list[str]]:
-    """Where the newest boundary is, and the names of its segments; none where that is damaged."""
-    for row in reader.find(BoundaryRow, session=session.n, newest_first=True, limit=1):
-        with contextlib.suppress(*_DAMAGES):
-            return row.seq, [] if _rest(row) is None else _names_of_segments(reader, row)
-        return row.seq, []
-    return 0, []
 
 
 def _names_of_segments(reader: Reader, row: BoundaryRow) -> list[str]:
@@ -152,22 +250,6 @@ def _with_name(item: Json, name: OutputName | None) -> Json:
     if name is None or output is None or hashlib.sha256(output.encode()).hexdigest() != name.ref:
         return item  # an item may have been completed anew since it was named: then its text is another
     return item | {_OUTPUT: list(name)}
-
-
-def _names(
-    reader: Reader, session: SessionRecord, begun: int, segments: Iterable[str]
-) -> Iterator[tuple[str, OutputName]]:
-    """The names of outputs, by item, later ones last: those in `segments`, and those of the log after seq `begun`.
-
-    What is damaged there is passed over: an item whose name is not found is stored with its text.
-    """
-    for segment in segments:
-        with contextlib.suppress(*_DAMAGES):
-            yield from ((item["itemId"], name) for item in _stored(reader, segment) if (name := _name_in(item)))
-    kind = LogType.STEP_COMPLETED
-    while rows := reader.find(LogRow, session=session.n, type=kind, after=begun, limit=READ_ROWS):
-        yield from ((row.item_id, name) for row in rows if row.item_id and (name := output_name(row)))
-        begun = rows[-1].seq
 
 
 def _name_in(item: Json) -> OutputName | None:
@@ -202,10 +284,12 @@ def latest(reader: Reader, session: SessionRecord) -> BoundaryRow | None:
     return None
 
 
-def least_items(reader: Reader, session: SessionRecord) -> int:
-    """How many items the fold of the Session has at least, without reading one: none ever leaves it."""
-    _, segments = _last_segments(reader, session)
-    return (len(segments) - 1) * SEGMENT + 1 if segments else 0  # all are full but the last, which holds something
+def count_items(reader: Reader, session: SessionRecord) -> int:
+    """How many items the fold of the Session had at its last boundary: none ever leaves it. 0 where that is damaged."""
+    row = latest(reader, session)
+    with contextlib.suppress(*_DAMAGES):
+        return 0 if row is None or _rest(row) is None else _count(reader, _names_of_segments(reader, row))
+    return 0
 
 
 def cursor_of(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryRow) -> str | None:
@@ -250,10 +334,12 @@ def _checked(seq: int, rest_json: str, segments_json: str) -> Json:
 
 def _segment(reader: Reader, segment: str) -> list[Json]:
     """The items of a segment, whole. Raises StoreDamaged."""
-    return [
-        item if (name := _name_in(item)) is None else item | {_OUTPUT: output_text(reader, name)}
-        for item in _stored(reader, segment)
-    ]
+    return [_whole(reader, item) for item in _stored(reader, segment)]
+
+
+def _whole(reader: Reader, item: Json) -> Json:
+    """An item of a segment with its output, if that is named. Raises StoreDamaged."""
+    return item if (name := _name_in(item)) is None else item | {_OUTPUT: output_text(reader, name)}
 
 
 def _stored(reader: Reader, segment: str) -> list[Json]:

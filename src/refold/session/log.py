@@ -7,7 +7,7 @@ after a position the caller names; nothing here waits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 
 from refold.canonical import Json
 from refold.errors import BoundaryPruned, MissingAnchor, NotFound, StoreDamaged
@@ -49,13 +49,6 @@ KEPT_BYTES: Final = 128 * 1024 * 1024
 """What they may weigh together, as JSON, when last weighed: long Sessions are not kept by tens."""
 
 
-class Written(NamedTuple):
-    """The segments of a boundary that this process made, by name, and the items that they hold."""
-
-    segments: list[str]
-    items: list[Json]
-
-
 class SessionLog:
     """The logs of a store, seen through its MAC key."""
 
@@ -63,7 +56,7 @@ class SessionLog:
         self._key = key
         self._start = start or (lambda reader, log, session: (ViewState(), GENESIS))
         self._states: dict[int, tuple[ViewState, Position]] = {}
-        self._written: dict[int, Written] = {}
+        self._checked: dict[int, None] = {}
         self.turns: dict[int, tuple[int, Json]] = {}
         """By Session, the last turn that had ended at a seq: see `boundaries.last_turn`."""
 
@@ -209,16 +202,16 @@ class SessionLog:
         while len(self.turns) > KEPT_STATES:
             del self.turns[next(iter(self.turns))]
 
-    def written(self, session: SessionRecord) -> Written | None:
-        """What `note_written` was told last. Its transaction may have failed: compare its names with what is stored."""
-        return self._written.get(session.n)
+    def has_checked(self, session: SessionRecord) -> bool:
+        """Whether `note_checked` was told of it: this process has seen that all is there that its boundaries hold."""
+        return session.n in self._checked
 
-    def note_written(self, session: SessionRecord, written: Written) -> None:
-        """Keeps what a boundary holds, for who makes the next one."""
-        self._written.pop(session.n, None)
-        self._written[session.n] = written
-        while len(self._written) > KEPT_STATES:
-            del self._written[next(iter(self._written))]
+    def note_checked(self, session: SessionRecord) -> None:
+        """Keeps that in mind, until the Session is unloaded."""
+        self._checked.pop(session.n, None)
+        self._checked[session.n] = None
+        while len(self._checked) > KEPT_STATES:
+            del self._checked[next(iter(self._checked))]
 
     def shown(self, reader: Reader, session: SessionRecord, row: LogRow) -> ViewState:
         """What the frames of one row say by themselves."""
@@ -228,12 +221,13 @@ class SessionLog:
     def forget(self, session_n: int) -> None:
         """Drops the state that is kept of a Session: it is unloaded."""
         self._states.pop(session_n, None)
-        self._written.pop(session_n, None)
+        self._checked.pop(session_n, None)
 
-    def fold(self, reader: Reader, session: SessionRecord) -> ViewState:
-        """The same fold as a value of the caller's own."""
-        kept = self._kept(reader, session)
-        state, position = (kept[0].copy(), kept[1]) if kept is not None else self._start(reader, self, session)
+    def fold(
+        self, reader: Reader, session: SessionRecord, begin: tuple[ViewState, Position] | None = None
+    ) -> ViewState:
+        """The same fold as a value of the caller's own. `begin` is taken to the end of the log, if there is one."""
+        state, position = begin or self._start(reader, self, session)
         self._caught_up(reader, session, state, position)
         return state
 

@@ -16,10 +16,19 @@ from refold.view.ladder import Anchor, Preference, Rung, attempts, choose, histo
 from refold.view.page import frames_after, head, last_cursor, origins, start_of_page
 from refold.view.parts import rfc3339
 from refold.view.payload import JSON_TEXT, PLAIN_TEXT, Payload, clip, stow
-from refold.view.record import Frame, delta, render
+from refold.view.record import Frame, closed_item, delta, render
 from refold.view.request_log import request_opened, request_settled
 from refold.view.session_log import compacted, model_changed, name_changed, session_created, session_resumed
-from refold.view.snapshot import SCHEMA_VERSION, elide, fold_digest, seed, snapshot_state, view_snapshot, weigh
+from refold.view.snapshot import (
+    SCHEMA_VERSION,
+    elide,
+    fold_digest,
+    seed,
+    seed_some,
+    snapshot_state,
+    view_snapshot,
+    weigh,
+)
 from refold.view.step_log import (
     ITEM_STATUS,
     child,
@@ -56,6 +65,7 @@ __all__ = [
     "child",
     "choose",
     "clip",
+    "closed_item",
     "compacted",
     "decode",
     "delta",
@@ -77,6 +87,7 @@ __all__ = [
     "request_settled",
     "rfc3339",
     "seed",
+    "seed_some",
     "session_created",
     "session_resumed",
     "snapshot_state",

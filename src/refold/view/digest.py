@@ -12,7 +12,7 @@ ladder is chosen without encoding what is then not sent.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -44,12 +44,24 @@ class Totals:
 class Tally:
     """Keeps the totals over a fold's items. `touch` is called per change, `totals` pays for what changed since."""
 
-    __slots__ = ("_elided", "_leaves", "_size", "_sum", "_touched")
+    __slots__ = ("_elided", "_elsewhere", "_leaves", "_size", "_sum", "_touched")
 
     def __init__(self) -> None:
         self._leaves: dict[str, Leaf] = {}
         self._touched: set[str] = set()
         self._sum = self._size = self._elided = 0
+        self._elsewhere = 0
+        """How many items count that the fold does not hold."""
+
+    @classmethod
+    def of_some(cls, held: Iterable[Json], whole: Totals, count: int) -> Tally:
+        """Returns the tally of a fold that holds only some of `count` items, whose totals are `whole`."""
+        tally = cls()
+        tally._leaves = {item["itemId"]: _leaf(item) for item in held}
+        tally._elsewhere = count - len(tally._leaves)
+        around = _around(count)
+        tally._sum, tally._size, tally._elided = whole.sum, whole.size - around, whole.elided - around
+        return tally
 
     def touch(self, item_id: str) -> None:
         """Notes that the item has changed. Items are never taken away."""
@@ -64,8 +76,8 @@ class Tally:
             self._size += new.size - old.size
             self._elided += new.elided - old.elided
         self._touched.clear()
-        brackets_and_commas = 2 + max(0, len(self._leaves) - 1)
-        return Totals(self._sum, self._size + brackets_and_commas, self._elided + brackets_and_commas)
+        around = _around(self._elsewhere + len(self._leaves))
+        return Totals(self._sum, self._size + around, self._elided + around)
 
     @property
     def weight(self) -> int:
@@ -77,12 +89,23 @@ class Tally:
         twin = Tally()
         twin._leaves, twin._touched = dict(self._leaves), set(self._touched)
         twin._sum, twin._size, twin._elided = self._sum, self._size, self._elided
+        twin._elsewhere = self._elsewhere
         return twin
+
+
+def _around(count: int) -> int:
+    """The brackets and commas of an array of so many items."""
+    return 2 + max(0, count - 1)
 
 
 def join(items_sum: int, rest: Json) -> str:
     """Returns the digest text of the sum over the items and of the rest."""
     return f"{items_sum:064x}.{hashlib.sha256(canonical(rest)).hexdigest()}"
+
+
+def items_sum(text: str) -> int:
+    """Returns the sum over the items that `join` put into a digest text."""
+    return int(text.partition(".")[0], 16)
 
 
 def elide_item(item: Json) -> Json:

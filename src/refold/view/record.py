@@ -74,6 +74,11 @@ def parts_of(row: LogRow, body: Members, opening: LogRow | None, mint: Mint) -> 
     return parts
 
 
+def closed_item(row: LogRow) -> str:
+    """Returns the id of the item that a closing row ends: its step, or its turn's workflow."""
+    return row.item_id or turn_log.workflow_item(row.turn_id)
+
+
 def delta(session_id: str, cursor: str, item_id: str, text: str, offset: int) -> Frame:
     """Returns the notification of more output of an open item; it is no frame of the view, and has no `sourceRange`.
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from refold.canonical import canonical
 from refold.errors import InvalidRequest
-from refold.view.digest import elide_item, join
+from refold.view.digest import Tally, Totals, elide_item, items_sum, join
 from refold.view.families import FAMILIES, Members, put
 from refold.view.fold import ViewState
 from refold.view.ladder import Rung, history
@@ -132,4 +132,23 @@ def seed(snapshot: Members) -> ViewState:
         state.tally.touch(item_id)
     for method, family in FAMILIES.items():
         put(state.families, method, shown.get(family.member, family.default))
+    return state
+
+
+def seed_some(snapshot: Members, *, count: int, size: int, elided: int) -> ViewState:
+    """Returns as much of a state as changes: a fold that goes on as that of the whole would.
+
+    Its digest and its weight are those of the whole. Of the items it holds those in `snapshot` and what comes.
+
+    Args:
+        snapshot: as for `seed`, with the digest of the whole, and of its items at least those that later frames change.
+        count: how many items the whole has.
+        size: the bytes of all of them as a JSON array.
+        elided: the same without payloads.
+
+    Raises:
+        InvalidRequest: as `seed`.
+    """
+    state = seed(snapshot)
+    state.tally = Tally.of_some(state.items.values(), Totals(items_sum(snapshot["foldDigest"]), size, elided), count)
     return state

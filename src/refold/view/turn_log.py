@@ -197,9 +197,14 @@ def _turn_unqueued(row: LogRow, body: Members, opening: LogRow | None) -> list[P
     return [("turn/unqueued", {"turnId": row.turn_id, "commandId": body["command"]})]
 
 
+def workflow_item(turn_id: str | None) -> str:
+    """Returns the id of the item that shows an activation as a whole."""
+    return f"W-{turn_id}"
+
+
 def _workflow(opened: LogRow, opening_body: Members, **members: Any) -> Members:
     return item(
-        f"W-{opened.turn_id}",
+        workflow_item(opened.turn_id),
         "workflow",
         opened,
         workflowRunId=opening_body["run_id"],
