@@ -404,6 +404,36 @@ def test_a_boundary_costs_no_more_than_it_did(
     assert not over, f"a step in a boundary now costs (figure, most): {over}; all figures: {cost}"
 
 
+def read_by_ends(waiting: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Records of Runs that are read for each of so many Runs, of which one at a time may run."""
+    reads: Counter[type[Row]] = Counter()
+    made = sqlite._rows
+
+    def counting(kind: type[Row], found: Any) -> Any:
+        reads[kind] += len(found)
+        return made(kind, found)
+
+    monkeypatch.setattr(sqlite, "_rows", counting)
+
+    async def run() -> None:
+        app = await App.open(Settings(store=folder / f"{waiting}.db", app={"t:answer": answer}, max_running_runs=1))
+        try:
+            launches = [app.tasks.launch(NewTask(blueprint=loop_of(0))) for _ in range(waiting)]
+            for launched in await asyncio.gather(*launches):
+                assert (await app.runs.settled(launched)).status == "done"
+        finally:
+            await app.close()
+
+    asyncio.run(run())
+    monkeypatch.setattr(sqlite, "_rows", made)
+    return reads[RunRecord] / waiting
+
+
+def test_an_end_reads_no_more_because_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (read_by_ends(waiting, tmp_path, monkeypatch) for waiting in (20, 200))
+    assert many <= few + 1, (few, many)
+
+
 # -- what the counters are worth: each of them sees its cost doubled --------------------------------------------------
 
 

@@ -248,6 +248,10 @@ def cancel_idle(tx: Tx, run: RunRecord, at: int) -> None:
         tx.update(TaskRecord, (run.task,), status=status, updated_at=at)
 
 
+_READ_AT_ONCE: Final = 4
+"""Runs in line that are read together: mostly the first can go, and thousands may stand behind it."""
+
+
 class Queue:
     """Which pending Run is launched next: the oldest of an idle Session, while fewer than `max_running` run."""
 
@@ -276,10 +280,15 @@ class Queue:
 
         What every end owes the others, also one that holds its own Session.
         """
-        for run in tx.find(RunRecord, status=RunStatus.PENDING, waiting_on="capacity"):
-            session = session_of(tx, run)
-            if session.active_run is None and not session.held:
-                return self.launch(tx, run, at, session)
+        after = 0
+        while waiting := tx.find(
+            RunRecord, status=RunStatus.PENDING, waiting_on="capacity", after=after, limit=_READ_AT_ONCE
+        ):
+            for run in waiting:
+                session = session_of(tx, run)
+                if session.active_run is None and not session.held:
+                    return self.launch(tx, run, at, session)
+            after = waiting[-1].n
         return None
 
     def launch(self, tx: Tx, run: RunRecord, at: int, session: SessionRecord) -> RunRecord | None:

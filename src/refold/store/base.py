@@ -68,7 +68,7 @@ TABLES: Final[Mapping[type[Row], Table]] = {
     BlueprintRecord: Table("blueprint", indexed=(("blueprint_id",),)),
     TaskRecord: Table("task", unique=(("task_id",),)),
     SessionRecord: Table("session", unique=(("session_id",),)),
-    RunRecord: Table("run", unique=(("run_id",),), indexed=(("status",), ("task",), ("session",))),
+    RunRecord: Table("run", unique=(("run_id",),), indexed=(("status",), ("task",), ("session", "status"))),
     AttemptRow: Table("attempt", ("run", "ordinal")),
     ReplayRow: Table(
         "replay_log",

@@ -81,7 +81,7 @@ CREATE TABLE run (
 );
 CREATE INDEX run_status ON run (status);
 CREATE INDEX run_task ON run (task);
-CREATE INDEX run_session ON run (session);
+CREATE INDEX run_session ON run (session, status);
 
 CREATE TABLE attempt (
   run        INTEGER NOT NULL,
