@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -147,7 +147,8 @@ def _grown(reader: Reader, log: SessionLog, session: SessionRecord) -> Grown:
         with contextlib.suppress(*_DAMAGES):
             if (grown := _grown_since(reader, log, session, row)) is not None:
                 return grown
-    return Grown(log.fold(reader, session), [], {}, dict(_names(_closings(reader, session, 0))))
+    _, names = _closed(reader, session, 0)
+    return Grown(log.fold(reader, session), [], {}, names)
 
 
 def _grown_since(reader: Reader, log: SessionLog, session: SessionRecord, row: BoundaryRow) -> Grown | None:
@@ -160,8 +161,7 @@ def _grown_since(reader: Reader, log: SessionLog, session: SessionRecord, row: B
         if not all(value_text(reader, name) for name in segments):
             return None
         log.note_checked(session)
-    closing = _closings(reader, session, row.seq)
-    changed = {view.closed_item(each) for each in closing if each.origin is not None and each.origin <= row.seq}
+    changed, names = _closed(reader, session, row.seq)
     held = _places(reader, segments, changed)
     if held.keys() != changed:
         return None
@@ -174,21 +174,22 @@ def _grown_since(reader: Reader, log: SessionLog, session: SessionRecord, row: B
     )
     state.last_turn = stored["last_turn"]
     log.fold(reader, session, (state, Position(row.seq, BOUNDARY_FRAME)))
-    return Grown(state, segments, held, dict(_names(_closings(reader, session, row.seq))))
+    return Grown(state, segments, held, names)
 
 
-def _closings(reader: Reader, session: SessionRecord, begun: int) -> Iterator[LogRow]:
-    """The rows behind seq `begun` that close an item."""
+def _closed(reader: Reader, session: SessionRecord, begun: int) -> tuple[set[str], dict[str, OutputName]]:
+    """The items that were open at seq `begun` and are closed since; and the outputs since, by item, that are named."""
+    changed, names = set[str](), dict[str, OutputName]()
     for kind in _CLOSES:
         after = begun
         while rows := reader.find(LogRow, session=session.n, type=kind, after=after, limit=READ_ROWS):
-            yield from rows
+            for row in rows:
+                if row.origin is not None and row.origin <= begun:
+                    changed.add(view.closed_item(row))
+                if (name := output_name(row)) is not None:
+                    names[view.closed_item(row)] = name
             after = rows[-1].seq
-
-
-def _names(closing: Iterable[LogRow]) -> Iterator[tuple[str, OutputName]]:
-    """The outputs that stand in replay rows, by item, later ones last."""
-    yield from ((row.item_id, name) for row in closing if row.item_id and (name := output_name(row)))
+    return changed, names
 
 
 def _places(reader: Reader, segments: list[str], wanted: set[str]) -> dict[str, Place]:
