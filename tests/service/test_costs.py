@@ -51,7 +51,7 @@ SHORT, LONG = 40, 140
 MOST: Final = {
     "commits": 1.0,
     "syncs of the WAL": 1.0,
-    "statements": 9.0,
+    "statements": 8.0,
     "reads beside the commit": 0.0,
     "bytes of WAL": 41_000.0,
     "JSON texts written": 9.0,

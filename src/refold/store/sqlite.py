@@ -42,6 +42,9 @@ BUSY_MS: Final = 5000
 CHECKPOINT_PAGES: Final = 8000
 """WAL pages before a checkpoint: at SQLite's default of 1000 the p99 of grouped commits is five times as high."""
 
+KNOWN_HEADS: Final = 4096
+"""Heads of logs that are kept in memory: 200 bytes each."""
+
 _FATAL: Final = (apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.CantOpenError)
 _KEYED: Final = frozenset(kind for kind in TABLES if kind.__struct_fields__[0] == "n")
 """The kinds whose rows SQLite gives an integer key, their first member."""
@@ -215,13 +218,13 @@ class SqliteStore:
                 if _is_of_the_disk(error):
                     raise
                 self._writer.execute("ROLLBACK")
-                self._tx.heads = {}
+                self._tx.forget({})
                 self._writer.execute("BEGIN IMMEDIATE")
                 outcomes = [self._apply_one(entry) for entry in batch]
             self._writer.execute("COMMIT")
             self._headroom.keep()
         except apsw.Error as error:
-            self._tx.heads = {}
+            self._tx.forget({})
             raise self._fail(error) from error
         return outcomes
 
@@ -250,7 +253,7 @@ class SqliteStore:
                 raise
             self._writer.execute("ROLLBACK TO entry")
             self._writer.execute("RELEASE entry")
-            self._tx.heads = heads
+            self._tx.forget(heads)
             return _deliverable(error)  # to the caller who queued this work
         self._writer.execute("RELEASE entry")
         return result
@@ -282,6 +285,9 @@ class _SqliteTx:
         cursor = connection.cursor()  # one for all: what is read is fetched whole before the next
         self._execute, self._execute_all = cursor.execute, cursor.executemany
         self.heads: dict[int, int] = {}
+        """The logs that the transaction has appended to, and where they end."""
+        self._known: dict[int, Head] = {}
+        """The heads that were written here. Nobody else writes, so they need not be read before the next append."""
         self._sql: dict[Any, str] = {}
 
     def get(self, kind: type[R], *key: Any) -> R | None:
@@ -333,7 +339,14 @@ class _SqliteTx:
             sql = self._sql[kind, "count", *equals] = f"SELECT count(*) FROM {TABLES[kind].name}{where}"
         return self._execute(sql, tuple(equals.values())).get
 
+    def forget(self, heads: dict[int, int]) -> None:
+        """Forgets what was rolled back, but for the `heads` of before."""
+        self.heads = heads
+        self._known.clear()
+
     def head(self, session: int) -> Head | None:
+        if (known := self._known.get(session)) is not None:
+            return known
         try:
             found = self._execute("SELECT seq, chain, updated_at FROM session WHERE n=?", (session,)).fetchall()
             return msgspec.convert(found[0], Head) if found else None
@@ -393,11 +406,23 @@ class _SqliteTx:
             sql = self._sql[kind, names, where] = f"UPDATE {table.name} SET {sets} WHERE {tests}"
         before = self.connection.total_changes()
         self._change_all(kind, sql, values)
+        if kind is SessionRecord:
+            self._note_heads(names, where, values)
         return self.connection.total_changes() - before
+
+    def _note_heads(self, names: tuple[str, ...], where: tuple[str, ...], values: Sequence[Sequence[Any]]) -> None:
+        if len(self._known) > KNOWN_HEADS:
+            self._known.clear()
+        if names[:3] == Head._fields and where == TABLES[SessionRecord].key:
+            self._known.update((each[-1], Head(*each[:3])) for each in values)
+        elif not {*names}.isdisjoint(Head._fields):
+            self._known.clear()
 
     def delete(self, kind: type[Row], **equals: Any) -> int:
         where = " AND ".join(f"{name} IS ?" for name in equals)
         self._execute(f"DELETE FROM {TABLES[kind].name} WHERE {where}", tuple(equals.values()))
+        if kind is SessionRecord:
+            self._known.clear()
         return self.connection.changes()
 
     def _select(self, kind: type[R], sql: str, values: Sequence[Any]) -> list[R]:

@@ -27,6 +27,7 @@ from refold.records import (
     AttemptRow,
     AttemptStatus,
     DecisionRow,
+    Head,
     LogRow,
     ReplayRow,
     RequestRow,
@@ -134,6 +135,22 @@ class StoreConformance(RowConformance, DamageConformance):
             assert await store.read(_everything) == await alone.read(_everything)
         assert len({step.session for step in steps}) < len(steps)
         assert await store.read(audit) == []
+
+    async def test_where_a_log_ends_is_what_its_session_says_whoever_wrote_it(self, factory: StoreFactory) -> None:
+        store = await factory.open()
+        run = await begin(store)
+
+        def write(tx: Tx, *, at: int | None, seq: int | None = None) -> tuple[Head | None, SessionRecord | None]:
+            append_log(tx, run.session, [note("x")])
+            if at is not None:
+                tx.update(SessionRecord, (run.session,), updated_at=at)
+            if seq is not None:
+                tx.update(SessionRecord, (run.session,), seq=seq)
+            return tx.head(run.session), tx.get(SessionRecord, run.session)
+
+        for changes in ({"at": None}, {"at": 77}, {"at": 78, "seq": 9}, {"at": None}):
+            head, session = await store.write(lambda tx, changes=changes: write(tx, **changes))
+            assert session is not None and head == session.head
 
     async def test_a_write_that_meets_the_close_is_kept_if_it_is_acknowledged(self, factory: StoreFactory) -> None:
         store = await factory.open()
