@@ -30,6 +30,10 @@ PROCESSES: Final[dict[str, tuple[str, set[str]]]] = {
     "a server": ("import refold.server.host", TERMINAL | {"yaml", "prometheus_client", "refold.cli"}),
     "refold --help": ("from refold.cli.main import run; run(['--help'])", DOORS | ENGINE | {"msgspec", "ssl"}),
     "refold ls, of a server": ("from refold.cli.main import run; assert run(['ls']) == 0", DOORS | ENGINE),
+    "refold export, of a server": (
+        "from refold.cli.main import run; assert run(['export', 'R-0123456789abcdef']) == 0",
+        DOORS | ENGINE,
+    ),
     "a flow in Python": ("from refold import seq, step", DOORS | ENGINE | TERMINAL),
 }
 

@@ -6,6 +6,7 @@
     │   ├── InvalidId           an id that does not have the shape of its kind
     │   ├── InvalidRequest      a request whose members are missing, unknown or of the wrong type
     │   ├── ConfigInvalid       a configuration file or flag that cannot be used
+    │   ├── ImportInvalid       a file that is not, or not any more, what `refold export` wrote
     │   └── BlueprintInvalid    a Blueprint with faults; `faults` lists every one with its JSON path
     ├── NotFound            an id of the right shape that names nothing
     ├── Unauthorized        no token, or a wrong one
@@ -78,6 +79,12 @@ class ConfigInvalid(BadInput):
     """A configuration file or flag that cannot be used."""
 
     kind = "config_invalid"
+
+
+class ImportInvalid(BadInput):
+    """A file that is not, or not any more, what `refold export` wrote: another format, cut off, or changed."""
+
+    kind = "import_invalid"
 
 
 class BlueprintInvalid(BadInput):

@@ -2,8 +2,8 @@
 
 *Records* (`TaskRecord`, `SessionRecord`, `RunRecord`, …) describe how things stand and may change. *Rows* of the replay
 log and of the Session log are appended and never changed (design law 7). Times are integers, milliseconds since the
-epoch, UTC. Members that end in `_json` hold compact JSON text. `n` is a record's integer key inside one store; it never
-leaves the store, the text ids do.
+epoch, UTC. Members that end in `_json` hold compact JSON text. `n` is a record's integer key inside one store; only
+an export file has it outside (`store.portable`), everybody else is told the text ids.
 
 A log record is refold's own compact form of one durable event: never a wire frame, never a cursor. `view.record`
 renders it into frames; how many is fixed by its type (`FRAMES`), so that a position `(seq, k)` is stable for ever.

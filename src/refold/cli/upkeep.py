@@ -1,4 +1,4 @@
-"""`refold doctor export completion`: looking after a store, taking a Run out of it, and a shell's help."""
+"""`refold doctor completion`: looking after a store, and a shell's help."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from refold.canonical import encode
-from refold.cli.doors import configured, give, holder, say
-from refold.cli.holding import through
+from refold.cli.doors import configured, give, holder
 from refold.errors import RefoldError
 from refold.server.config import Config, Home, store_path
 
@@ -45,37 +43,6 @@ def doctor(*, store: str | None = None, json: Flag = False) -> int:
             sys.stdout.write(f"wrong: {each}\n")
         sys.stdout.write("nothing is wrong\n" if not wrong else f"{len(wrong)} things are wrong\n")
     return 1 if wrong else 0
-
-
-def export(run_id: str, *, output: Path | None = None, store: str | None = None) -> int:
-    """Writes a Run as one JSON document: its record, launch input, steps, replay log and trace.
-
-    Parameters
-    ----------
-    run_id
-        The Run.
-    output
-        A file; stdout without it.
-    store
-        The store's file; default $REFOLD_HOME/store/refold.db.
-    """
-    home, config = configured(store, bind="127.0.0.1:0")
-
-    def collect(api: Any) -> Json:
-        return {
-            "format": "refold.run/1",
-            "run": api.get(f"/v1/runs/{run_id}"),
-            "replay": api.get(f"/v1/runs/{run_id}/replay?ctx=true&all=true")["items"],
-            "trace": api.get(f"/v1/runs/{run_id}/trace")["items"],
-        }
-
-    text = encode(through(home, config, collect)) + "\n"
-    if output is None:
-        sys.stdout.write(text)
-    else:
-        output.write_text(text)
-        say(f"{run_id} written to {output}")
-    return 0
 
 
 def completion(shell: str = "bash") -> int:

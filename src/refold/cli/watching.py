@@ -8,14 +8,15 @@ import time
 import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
 from refold.canonical import decode, encode
-from refold.cli.doors import configured, holder, say
+from refold.cli.doors import configured, database, holder, say
 from refold.client.api import Api, Refusal, Unreachable
-from refold.errors import InvalidRequest
+from refold.server.config import store_path
 
 Json = Any
 Flag = Annotated[bool, Parameter(negative=())]
@@ -39,9 +40,10 @@ def events(session: str, *, after: str | None = None, store: str | None = None) 
     home, config = configured(store)
     api = holder(home, config)
     if api is None:
-        raise InvalidRequest("nobody serves this store; start `refold serve` first")
+        _peek().events(database(home, config), session, after, lambda frame: _print(encode(frame)))
+        return 0
     for frame in _stream(api, _session_of(api, session), after, follow=False):
-        sys.stdout.write(encode(frame) + "\n")
+        _print(encode(frame))
     return 0
 
 
@@ -54,6 +56,8 @@ def watch(
     jsonl: Flag = False,
 ) -> int:
     """Follows a Session until the Run or turn that is watched has ended, also over restarts of the server.
+
+    Of an imported copy, in which nothing will ever happen, it shows what there is.
 
     Parameters
     ----------
@@ -77,6 +81,10 @@ def watch(
         api = holder(home, config)
         if api is None:
             if not waiting:
+                path = store_path(config, home)
+                if path.exists() and _peek().is_copy(path):
+                    _peek().events(path, session, after, lambda frame: _print(encode(frame) if jsonl else _line(frame)))
+                    return 0
                 say("nobody serves this store; waiting for a server")
             waiting = True
             time.sleep(AGAIN_SECS)
@@ -86,8 +94,7 @@ def watch(
             session_id = session_id or _session_of(api, session)
             over = session.startswith("R-") and _has_ended(api, session)  # then there is nothing to wait for
             for frame in _stream(api, session_id, after, follow=not over):
-                sys.stdout.write((encode(frame) if jsonl else _line(frame)) + "\n")
-                sys.stdout.flush()
+                _print(encode(frame) if jsonl else _line(frame))
                 after = frame["params"].get("viewCursor", after)
                 if cursor_file is not None and after is not None:
                     _keep(cursor_file, after)
@@ -98,6 +105,17 @@ def watch(
         except Unreachable as gone:
             say(f"{gone.message}; going on from the last cursor")
             time.sleep(AGAIN_SECS)
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _peek() -> ModuleType:
+    from refold.cli import peek  # here: a store is loaded only where there is no server that has loaded one
+
+    return peek
 
 
 def _stream(api: Api, session_id: str, after: str | None, *, follow: bool) -> Iterator[Json]:

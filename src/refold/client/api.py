@@ -39,23 +39,27 @@ class Api:
 
     def get(self, path: str) -> Json:
         """The body of a GET; raises Refusal, Unreachable."""
+        return decode(self._call("GET", path, None))
+
+    def get_bytes(self, path: str) -> bytes:
+        """The body of a GET that is no JSON, as it is; raises Refusal, Unreachable."""
         return self._call("GET", path, None)
 
     def post(self, path: str, body: Json = None) -> Json:
         """The body of a POST; raises Refusal, Unreachable."""
-        return self._call("POST", path, body)
+        return decode(self._call("POST", path, body))
 
-    def _call(self, method: str, path: str, body: Json) -> Json:
+    def _call(self, method: str, path: str, body: Json) -> bytes:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
         try:
             connection.request(method, path, b"" if body is None else encode(body).encode(), headers)
             response = connection.getresponse()
-            status, said = response.status, decode(response.read())
+            status, said = response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
             raise Unreachable(f"the server at {self._host}:{self._port} went away: {error!r}") from error
         finally:
             connection.close()
         if status >= 400:
-            raise Refusal(status, said)
+            raise Refusal(status, decode(said))
         return said

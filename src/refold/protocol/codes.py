@@ -78,7 +78,7 @@ ERRORS: Final[Mapping[str, ErrorRow]] = {
         ErrorRow(-32010, "capabilityRequired", members=("capability",), retryable=False),
     ),
     **_rows(
-        "bad_input invalid_json invalid_id invalid_request invalid_params blueprint_invalid",
+        "bad_input invalid_json invalid_id invalid_request invalid_params import_invalid blueprint_invalid",
         ErrorRow(-32602, "invalidParams", members=("reason", "alignedNextOffset"), details=("faults",)),
     ),
     # ids that name nothing

@@ -17,6 +17,7 @@ STATUS: Final[Mapping[str, int]] = {
     "invalid_id": 400,
     "invalid_request": 400,
     "config_invalid": 500,
+    "import_invalid": 400,
     "blueprint_invalid": 422,
     "not_found": 404,
     "unauthorized": 401,

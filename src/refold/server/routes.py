@@ -200,6 +200,13 @@ ROUTES: Final[tuple[Row, ...]] = (
         answers={200: shapes.Page[shapes.TraceEntry]},
     ),
     Row(
+        verb="GET",
+        path="/v1/runs/{run_id}/export",
+        endpoint=runs.export,
+        summary="The stored rows of a Run and its Session, as `refold import` takes them",
+        answers={200: Media((runs.NDJSON,))},
+    ),
+    Row(
         verb="POST",
         path="/v1/runs/{run_id}/resume",
         endpoint=runs.resume,

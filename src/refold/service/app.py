@@ -27,6 +27,7 @@ from refold.service.blueprints import Blueprints
 from refold.service.channels import Channel, Program, Webhook
 from refold.service.commands import Ledger
 from refold.service.compaction import Compaction
+from refold.service.copies import MAC_KEY, MAC_KEY_BYTES, Copies
 from refold.service.loads import Loads
 from refold.service.metrics import MeteredStore, Metrics
 from refold.service.notifier import Notifier
@@ -87,6 +88,7 @@ class App:
         )
         self.tasks = Tasks(store, clock, self._supervisor, self.blueprints, settings.subprocess)
         self.runs = Runs(store, clock, self._supervisor, settings.subprocess, replay=settings.replay)
+        self.copies = Copies(store, clock)
         log_of = SessionLog(key, boundaries.start)
         self.requests = Requests(
             store,
@@ -220,7 +222,7 @@ class App:
 
 def _mac_key(tx: Tx) -> bytes:
     """The key that seals cursors. It lives in the store and travels with it: a copied store keeps them valid."""
-    row = tx.get(MetaRow, "mac_key")
+    row = tx.get(MetaRow, MAC_KEY)
     if row is None:
-        row = tx.insert(MetaRow(key="mac_key", value=secrets.token_bytes(32)))
+        row = tx.insert(MetaRow(key=MAC_KEY, value=secrets.token_bytes(MAC_KEY_BYTES)))
     return row.value

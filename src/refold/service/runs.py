@@ -7,6 +7,7 @@ commit, start or stop the driver. If the process dies in between, boot recovery 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -104,34 +105,17 @@ class Runs:
         The whole log is checked against its chain. With `ctx` each row comes with its whole dispatch Ctx. Raises
         StoreDamaged.
         """
-        run = await self.get(run_id)
-        if not run.rows:
-            return []
-
-        def read(reader: Reader) -> list[LoggedStep]:
-            history = load_history(reader, find_run(reader, run_id))
-            live = {row.ordinal for row in history.rows}
-            found = read_all(history.all_rows) if ctx else ((row, None) for row in history.all_rows)
-            shown = (
-                LoggedStep(row, envelope, row.ordinal in live)
-                for row, envelope in found
-                if row.ordinal > after and (everything or row.ordinal in live)
+        parse_id(run_id, "R")
+        return await self._store.read(
+            lambda reader: list(
+                itertools.islice(logged_steps(reader, run_id, ctx=ctx, everything=everything, after=after), limit)
             )
-            return list(itertools.islice(shown, limit))
-
-        return await self._store.read(read)
+        )
 
     async def trace(self, run_id: str, *, after: int = 0, limit: int | None = None) -> list[Json]:
         """What the engine did in this Run, over all its activations, in order, from the seq `after` on."""
-        run = await self.get(run_id)
-
-        def read(reader: Reader) -> list[Json]:
-            activations = reader.find(ActivationRow, run=run.n)
-            asked = (each for each in activations if each.closed is None or each.closed > after)
-            told = itertools.chain.from_iterable(_told(reader, run, each) for each in asked)
-            return list(itertools.islice((entry for entry in told if entry["seq"] > after), limit))
-
-        return await self._store.read(read)
+        parse_id(run_id, "R")
+        return await self._store.read(lambda reader: list(itertools.islice(traced(reader, run_id, after), limit)))
 
     async def settled(self, run: RunRecord) -> RunRecord:
         """The record of `run` once it is neither pending nor running any more."""
@@ -235,6 +219,27 @@ class Runs:
     def opening(self, trigger: str, command_id: str | None) -> Opening:
         turn_id = command_id or self._clock.uuid7()
         return Opening(turn_id=turn_id, command_id=turn_id, trigger=trigger)
+
+
+def logged_steps(reader: Reader, run_id: str, *, ctx: bool, everything: bool, after: int = 0) -> Iterator[LoggedStep]:
+    """The rows of a Run's replay log as `Runs.replay` gives them. Raises NotFound, StoreDamaged."""
+    history = load_history(reader, find_run(reader, run_id))
+    live = {row.ordinal for row in history.rows}
+    found = read_all(history.all_rows) if ctx else ((row, None) for row in history.all_rows)
+    return (
+        LoggedStep(row, envelope, row.ordinal in live)
+        for row, envelope in found
+        if row.ordinal > after and (everything or row.ordinal in live)
+    )
+
+
+def traced(reader: Reader, run_id: str, after: int = 0) -> Iterator[Json]:
+    """The trace of a Run as `Runs.trace` gives it. Raises NotFound."""
+    run = find_run(reader, run_id)
+    activations = reader.find(ActivationRow, run=run.n)
+    asked = (each for each in activations if each.closed is None or each.closed > after)
+    told = itertools.chain.from_iterable(_told(reader, run, each) for each in asked)
+    return (entry for entry in told if entry["seq"] > after)
 
 
 def _told(reader: Reader, run: RunRecord, activation: ActivationRow) -> list[Json]:

@@ -239,9 +239,7 @@ class Sessions:
 
         def read(reader: Reader) -> tuple[SessionRecord, Position, str | None]:
             session = find_session(reader, session_id)
-            if after is None and session.floor:
-                raise self._truncated(reader, session)
-            return session, view.GENESIS if after is None else self._held(reader, session, after), after
+            return session, after_of(reader, self._log, session, after), after
 
         return await self._store.read(read)
 
@@ -323,17 +321,10 @@ class Sessions:
 
     def _held(self, reader: Reader, session: SessionRecord, cursor: str) -> Position:
         """The position of a cursor that must be held; raises ViewTruncated for one behind the floor."""
-        position, held = self._log.position(reader, session, cursor)
-        if not held:
-            raise self._truncated(reader, session)
-        return position
+        return after_of(reader, self._log, session, cursor)
 
     def _truncated(self, reader: Reader, session: SessionRecord) -> ViewTruncated:
-        return ViewTruncated(
-            "requested range predates the retained view",
-            session_id=session.session_id,
-            earliest_cursor=self._log.earliest(reader, session),
-        )
+        return _truncated(reader, self._log, session)
 
     async def _is_loaded(self, session_id: str) -> bool:
         session = await self._store.read(lambda reader: find_session(reader, session_id))
@@ -406,7 +397,7 @@ class Sessions:
 
         def read(reader: Reader) -> tuple[str | None, str | None]:
             item = self._log.state(reader, find_session(reader, session_id)).items.get(item_id, {})
-            media_type = _references(item).get(ref)
+            media_type = view.texts_of_item(item).get(ref)
             return media_type, None if media_type is None else value_text(reader, ref)
 
         media_type, value = await self._store.read(read)
@@ -486,13 +477,26 @@ def info_of(reader: Reader, hub: Hub, session: SessionRecord) -> SessionInfo:
 _ATTENTION: Final = {"approval": "approvalPending", "input": "inputPending"}
 
 
-def _references(item: Json) -> Mapping[str, str]:
-    """The values that an item shows the head of, by their digest, and their media types."""
-    found = {item["outputRef"]["id"]: item["outputRef"]["mediaType"]} if "outputRef" in item else {}
-    args = decode(item["args"]) if "args" in item else None
-    if isinstance(args, dict) and isinstance(args.get("$ref"), str):
-        found.setdefault(args["$ref"], view.JSON_TEXT)
-    return found
+def after_of(reader: Reader, log: SessionLog, session: SessionRecord, cursor: str | None) -> Position:
+    """The position after which a reader is told events: that of a cursor, or before the first one.
+
+    Raises MissingAnchor, ViewTruncated if it lies behind the floor.
+    """
+    if cursor is None:
+        position, held = view.GENESIS, not session.floor
+    else:
+        position, held = log.position(reader, session, cursor)
+    if not held:
+        raise _truncated(reader, log, session)
+    return position
+
+
+def _truncated(reader: Reader, log: SessionLog, session: SessionRecord) -> ViewTruncated:
+    return ViewTruncated(
+        "requested range predates the retained view",
+        session_id=session.session_id,
+        earliest_cursor=log.earliest(reader, session),
+    )
 
 
 def _cut(data: bytes, media_type: str, offset: int, length: int) -> OutputPart:

@@ -351,6 +351,24 @@ def _stored(reader: Reader, segment: str) -> list[Json]:
     return decode(text)
 
 
+def named_texts(reader: Reader, row: BoundaryRow) -> Iterator[str]:
+    """Yields the digests of the texts without which a boundary cannot be read back, or its items not be read whole.
+
+    What is damaged is passed over: it makes this boundary unusable, and nothing else.
+    """
+    with contextlib.suppress(*_DAMAGES):
+        segments = _names_of_segments(reader, row)
+        if row.segments_json.startswith("@"):
+            yield row.segments_json[1:]
+        for segment in segments:
+            items = _stored(reader, segment)
+            yield segment
+            for item in items:
+                yield from view.texts_of_item(item)
+                if (name := _name_in(item)) is not None:
+                    yield name.ref
+
+
 def seeded(boundary: Boundary) -> tuple[ViewState, Position]:
     """The fold that a boundary holds, and where it goes on from."""
     state = view.seed(boundary.snapshot)

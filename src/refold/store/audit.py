@@ -28,7 +28,7 @@ from refold.records import (
     output_name,
 )
 from refold.store.base import Reader, verify_replay
-from refold.store.values import output_text, value_text, with_launch
+from refold.store.values import expanded, output_text, value_text, with_launch
 
 
 def audit(reader: Reader) -> list[str]:
@@ -42,7 +42,8 @@ def replay_rows(reader: Reader, run_n: int) -> list[ReplayRow | DecisionRow | Cu
     return sorted(rows, key=lambda row: row.ordinal)
 
 
-def _logs_are_dense_and_chained(reader: Reader) -> Iterator[str]:
+def logs_are_dense_and_chained(reader: Reader) -> Iterator[str]:
+    """Law 10: every log row follows the one before it, and the last one is where its Session says."""
     for session in reader.find(SessionRecord):
         seq, chain = 0, genesis(session.session_id)
         rows = reader.log(session.n, max(0, session.floor - 1))
@@ -63,7 +64,7 @@ def _replay_logs_are_sealed(reader: Reader) -> Iterator[str]:
         yield from _damage(lambda run=run: verify_replay(run, replay_rows(reader, run.n)))
 
 
-def _what_is_named_stands_where_it_is_said_to(reader: Reader) -> Iterator[str]:
+def what_is_named_stands_where_it_is_said_to(reader: Reader) -> Iterator[str]:
     """An output stands once; a name that leads nowhere is a loss, although the log that holds it is sound."""
     for session in reader.find(SessionRecord):
         for row in reader.log(session.n, 0):
@@ -72,6 +73,7 @@ def _what_is_named_stands_where_it_is_said_to(reader: Reader) -> Iterator[str]:
                 yield from _damage(lambda name=name: output_text(reader, name))
     for run in reader.find(RunRecord):
         yield from _damage(lambda run=run: with_launch(reader, run))
+        yield from _damage(lambda run=run: expanded(reader, run.result_json))
     for spliced in reader.find(SplicedRow):
         yield from _damage(lambda digest=spliced.digest: value_text(reader, digest))
 
@@ -145,9 +147,9 @@ _OPENINGS: Final = frozenset({LogType.STEP_DISPATCHED, LogType.APPROVAL_OPENED, 
 _ENDED: Final = frozenset({RunStatus.DONE, RunStatus.FAILED, RunStatus.CANCELLED})
 
 _CHECKS: Final[tuple[Callable[[Reader], Iterator[str]], ...]] = (
-    _logs_are_dense_and_chained,
+    logs_are_dense_and_chained,
     _replay_logs_are_sealed,
-    _what_is_named_stands_where_it_is_said_to,
+    what_is_named_stands_where_it_is_said_to,
     _epochs_never_fall,
     _passes_are_what_passed,
     _attempts_are_shown,

@@ -15,7 +15,7 @@ import msgspec
 
 from refold.errors import StoreError
 from refold.records import Head, LogRow, Row, SessionRecord
-from refold.store.base import TABLES, StepCommit, Tx, apply_step
+from refold.store.base import TABLES, Reader, StepCommit, Tx, apply_step
 
 R = TypeVar("R", bound=Row)
 T = TypeVar("T")
@@ -38,6 +38,22 @@ class MemoryStore:
     def __init__(self, tables: Tables | None = None) -> None:
         self.tables = tables or Tables()
         self._wake: Callable[[Mapping[int, int]], None] = lambda heads: None
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> MemoryStore:
+        """A store that holds exactly these rows, under the integer keys that they have.
+
+        Raises StoreError for two rows with one key.
+        """
+        store = cls()
+        tx = _MemoryTx(store.tables)
+        for row in rows:
+            tx.keep(row)
+        return store
+
+    def reader(self) -> Reader:
+        """What is asked of it at once, by who shares it with nobody."""
+        return _MemoryTx(self.tables)
 
     async def commit(self, step: StepCommit, also: Callable[[Tx], object] | None = None) -> tuple[int, ...]:
         return await self.write(lambda tx: apply_step(tx, step, also))
@@ -130,24 +146,30 @@ class _MemoryTx:
 
     def insert(self, row: R) -> R:
         kind = type(row)
-        table, spec = self._tables.rows[kind], TABLES[kind]
-        if spec.key == ("n",):
+        is_keyed = TABLES[kind].key == ("n",)
+        if is_keyed:
             row = msgspec.structs.replace(row, n=self._tables.last[kind] + 1)
+        self.keep(row)
+        if is_keyed:
+            self._tables.last[kind] += 1
+            self._undo.append(lambda: self._tables.last.subtract([kind]))
+        if isinstance(row, LogRow):
+            self.heads[row.session] = row.seq
+        return row
+
+    def keep(self, row: Row) -> None:
+        """Stores a row as it is, its integer key included. Duplicate keys raise StoreError."""
+        kind = type(row)
+        table, spec = self._tables.rows[kind], TABLES[kind]
         key = _members(row, spec.key)
         claims = [(self._tables.unique[kind, names], _members(row, names)) for names in spec.unique]
         if key in table or any(claim in taken for taken, claim in claims):
             raise StoreError(f"a {spec.name} row {key} is there already", table=spec.name)
         table[key] = row
         self._undo.append(lambda: table.pop(key))
-        if spec.key == ("n",):
-            self._tables.last[kind] += 1
-            self._undo.append(lambda: self._tables.last.subtract([kind]))
         for taken, claim in claims:
             taken.add(claim)
             self._undo.append(lambda taken=taken, claim=claim: taken.discard(claim))
-        if isinstance(row, LogRow):
-            self.heads[row.session] = row.seq
-        return row
 
     def insert_all(self, rows: Sequence[Row]) -> None:
         for row in rows:

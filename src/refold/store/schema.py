@@ -19,6 +19,8 @@ from refold import diagnostics
 from refold.errors import StoreRefused
 
 APPLICATION_ID: Final = 0x7265666F  # "refo"
+COPY: Final = "copy"
+"""The fact about a store (`MetaRow`) that it is the copy of a Run, made by an import to be looked at."""
 SET_ASIDE: Final = "replay_log_before_refold"
 
 log = diagnostics.Log("refold.store")
@@ -45,6 +47,22 @@ def check_identity(connection: apsw.Connection, path: Path) -> int:
     if application == 0 and tables and not _legacy(connection):
         raise StoreRefused(f"{path} is another program's database ({tables} tables)", path=str(path))
     return version
+
+
+def refuse_copy(connection: apsw.Connection, path: Path) -> None:
+    """Raises StoreRefused for a store that is marked as a copy: who holds a store runs what is in it.
+
+    Its Run exists where it was exported as well. Two that both go on would do its side effects twice, under one
+    idempotency key, and no fence lies between two stores.
+    """
+    if connection.execute("SELECT count(*) FROM meta WHERE key=?", (COPY,)).get:
+        raise StoreRefused(
+            f"{path} is the copy of a Run that was exported from another store; it is there to be looked at (`refold "
+            "ls`, `show`, `events`, `export` with --store), and is never held: its Run would run twice. Go on with the "
+            "Run where it was exported",
+            kind="store_is_copy",
+            path=str(path),
+        )
 
 
 def _legacy(connection: apsw.Connection) -> bool:

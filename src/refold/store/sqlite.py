@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -29,11 +30,11 @@ from typing import Any, Final, NamedTuple, TypeVar, cast
 import apsw
 import msgspec
 
-from refold.errors import CommitFailed, StoreDamaged, StoreError, StoreHeld, StoreRefused
+from refold.errors import CommitFailed, Conflict, StoreDamaged, StoreError, StoreHeld, StoreRefused
 from refold.records import Head, LogRow, Row, SessionRecord
 from refold.store.base import TABLES, StepCommit, Tx, apply_step, apply_steps
 from refold.store.headroom import Headroom
-from refold.store.schema import check_identity, migrate
+from refold.store.schema import check_identity, migrate, refuse_copy
 
 R = TypeVar("R", bound=Row)
 T = TypeVar("T")
@@ -88,9 +89,9 @@ class SqliteStore:
     def open(cls, path: Path, *, vfs: str | None = None) -> SqliteStore:
         """Opens or makes the store at `path`, and brings its schema up to date.
 
-        Raises StoreRefused for a newer or foreign file or a file system without WAL, StoreDamaged for a file that
-        SQLite cannot read, StoreHeld if another program has locked it: the file is as it was then. Raises StoreError
-        for a disk that is full or fails.
+        Raises StoreRefused for a newer or foreign file, a copy, or a file system without WAL, StoreDamaged for a file
+        that SQLite cannot read, StoreHeld if another program has locked it: the file is as it was then. Raises
+        StoreError for a disk that is full or fails.
         """
         _touch_private(path)
         inherited = path.with_name(path.name + "-wal").exists()
@@ -98,7 +99,8 @@ class SqliteStore:
             writer = apsw.Connection(str(path), vfs=vfs)
             try:
                 writer.set_busy_timeout(BUSY_MS)
-                check_identity(writer, path)
+                if check_identity(writer, path) > 0:
+                    refuse_copy(writer, path)
                 _configure(writer)
                 migrate(writer)
                 reader = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs=vfs)
@@ -112,6 +114,38 @@ class SqliteStore:
             # Otherwise a query by index is compiled anew for each value, in case the value asks for another plan.
             connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         return cls(writer, reader, path)
+
+    @classmethod
+    def make_copy(cls, path: Path, rows: Iterable[Row]) -> None:
+        """Makes a file that holds exactly `rows`, under the integer keys that they have: whole, or not at all.
+
+        It is no store to be opened, but one to be peeked into: without a WAL, so that the file is all there is of it.
+        Raises Conflict if there is anything at `path`: it is left as it is. Raises StoreRefused, and StoreError for two
+        rows with one key and for a disk that is full or fails.
+        """
+        if path.exists():
+            raise _taken(path)
+        draft = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+        _touch_private(draft)
+        try:
+            with _typed(path):
+                connection = apsw.Connection(str(draft))
+                try:
+                    connection.pragma("synchronous", "FULL")
+                    migrate(connection)
+                    with connection:
+                        tx = _SqliteTx(connection)
+                        for row in rows:
+                            tx.keep(row)
+                finally:
+                    connection.close()
+            path.hardlink_to(draft)
+        except FileExistsError:
+            raise _taken(path) from None
+        except OSError as error:  # a file system without hard links, or one that went away
+            raise StoreRefused(f"{path} cannot be made: {error}", path=str(path)) from error
+        finally:
+            draft.unlink()
 
     @classmethod
     async def peek(cls, path: Path, fn: Callable[[Any], T]) -> T:
@@ -377,6 +411,10 @@ class _SqliteTx:
             self.heads[row.session] = row.seq
         return row
 
+    def keep(self, row: Row) -> None:
+        """Stores a row as it is, its integer key included. Duplicate keys raise StoreError."""
+        self._change(type(row), self._insert(type(row)), msgspec.structs.astuple(row))
+
     def insert_all(self, rows: Sequence[Row]) -> None:
         kind = type(rows[0])
         self._change_all(kind, self._insert(kind), list(map(msgspec.structs.astuple, rows)))
@@ -509,10 +547,14 @@ def _typed(path: Path) -> Generator[None]:
         raise StoreError(f"{path} cannot be used: {error}", path=str(path)) from error
 
 
+def _taken(path: Path) -> Conflict:
+    return Conflict(f"{path} is there already, and stays as it is; name another file with --store", path=str(path))
+
+
 def _touch_private(path: Path) -> None:
     """Makes a missing file with mode 0600; SQLite gives its -wal and -shm the mode of the main file."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
     except OSError as error:
         raise StoreRefused(f"{path} cannot be opened for writing: {error}", path=str(path)) from error

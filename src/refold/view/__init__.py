@@ -15,7 +15,7 @@ from refold.view.fold import Outcome, ViewState, apply, apply_all
 from refold.view.ladder import Anchor, Preference, Rung, attempts, choose, history
 from refold.view.page import frames_after, head, last_cursor, origins, start_of_page
 from refold.view.parts import rfc3339
-from refold.view.payload import JSON_TEXT, PLAIN_TEXT, Payload, clip, stow
+from refold.view.payload import JSON_TEXT, PLAIN_TEXT, Payload, clip, named_texts, stow, texts_of_item
 from refold.view.record import Frame, closed_item, delta, render
 from refold.view.request_log import request_opened, request_settled
 from refold.view.session_log import compacted, model_changed, name_changed, session_created, session_resumed
@@ -81,6 +81,7 @@ __all__ = [
     "minter",
     "model_changed",
     "name_changed",
+    "named_texts",
     "origins",
     "render",
     "request_opened",
@@ -97,6 +98,7 @@ __all__ = [
     "step_reattempted",
     "step_retried",
     "stow",
+    "texts_of_item",
     "trace",
     "turn_completed",
     "turn_ended",

@@ -13,10 +13,11 @@ Not here: reading a whole value back (the store has it under its digest).
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from refold.canonical import Json, encode
-from refold.records import INLINE_BYTES, ValueRow
+from refold.canonical import Json, decode, encode
+from refold.records import INLINE_BYTES, LogRow, ValueRow
 
 JSON_TEXT: Final = "application/json"
 PLAIN_TEXT: Final = "text/plain"
@@ -65,6 +66,22 @@ def args_text(payload: Payload) -> str:
             "head": payload["head"],
         }
     )
+
+
+def named_texts(row: LogRow) -> Iterator[str]:
+    """Yields the digests of the texts that a log row names, in either form, instead of saying them."""
+    for payload in decode(row.body_json).values():
+        if isinstance(payload, dict) and "ref" in payload:
+            yield payload["ref"]
+
+
+def texts_of_item(item: Mapping[str, Json]) -> dict[str, str]:
+    """Returns the values that an item shows the head of, by their digest, with their media types."""
+    found = {item["outputRef"]["id"]: item["outputRef"]["mediaType"]} if "outputRef" in item else {}
+    args = decode(item["args"]) if "args" in item else None
+    if isinstance(args, dict) and isinstance(args.get("$ref"), str):
+        found.setdefault(args["$ref"], JSON_TEXT)
+    return found
 
 
 def _output_ref(payload: dict[str, Json]) -> dict[str, Json]:

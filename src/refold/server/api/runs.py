@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from operator import attrgetter, itemgetter
+from typing import Final
 
 import msgspec
 
@@ -11,11 +12,13 @@ from refold.errors import InvalidRequest
 from refold.records import parse_id
 from refold.server import shapes
 from refold.server.bodies import CommandBody, LogQuery, PreviewQuery, ReplayQuery, RerunBody, RunsQuery
-from refold.server.contract import Ask, NoQuery, Reply, command_of
+from refold.server.contract import Ask, NoQuery, Reply, Text, command_of
 from refold.server.paging import page, place
 from refold.service.app import App
 from refold.service.listing import Wanted
 from refold.service.reruns import RerunFrom
+
+NDJSON: Final = "application/x-ndjson"
 
 
 async def runs(app: App, ask: Ask[None, RunsQuery]) -> Reply:
@@ -64,6 +67,10 @@ async def trace(app: App, ask: Ask[None, LogQuery]) -> Reply:
     of = f"trace of {run_id}"
     entries = await app.runs.trace(run_id, after=place(of, query) or 0, limit=query.limit + 1)
     return 200, page(of, query, entries, itemgetter("seq"), dict)
+
+
+async def export(app: App, ask: Ask[None, NoQuery]) -> Reply:
+    return 200, Text(NDJSON, await app.copies.export(ask.ids["run_id"]))
 
 
 # -- verbs ------------------------------------------------------------------------------------------------------------
