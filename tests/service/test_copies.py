@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -44,8 +45,8 @@ from refold.server import shapes
 from refold.service import copies
 from refold.service.app import App
 from refold.service.reruns import RerunFrom
-from refold.service.sessions import ViewSettings, find_session
-from refold.session import SessionLog, boundaries
+from refold.service.sessions import ViewSettings
+from refold.session import SessionLog, boundaries, find_session
 from refold.store import MemoryStore, Reader, SqliteStore, portable
 from refold.store.audit import audit
 from refold.store.schema import COPY
@@ -366,7 +367,7 @@ async def test_a_copy_knows_the_file_that_it_was_made_of(app: App, house: House,
 Rows = list[Row]
 
 
-def changed(kind: type[Row], **changes: Any) -> Callable[[Rows], Rows]:
+def changed(kind: type[Row], /, **changes: Any) -> Callable[[Rows], Rows]:
     """The rows with other members in the last one of a kind."""
 
     def change(rows: Rows) -> Rows:
@@ -403,12 +404,12 @@ CHANGES: Final[dict[str, tuple[Callable[[Rows], Rows], str]]] = {
     "a long text is another one": (changed(ValueRow, body="x"), "does not match its digest"),
     "a long text is gone": (without(ValueRow), "is not there"),
     "pieces are others": (changed(SplicedRow, parts_json="[]"), "does not match its digest"),
-    "pieces are those of a stranger": (changed(SplicedRow, run=99), "a SplicedRow is of a Run that is not there"),
-    "a launch snapshot is another one": (changed(LaunchRow, body="{}"), "launch snapshot is gone, or another"),
+    "pieces are those of a stranger": (changed(SplicedRow, run=99), "spliced: a row of a Run that is not there"),
+    "a launch snapshot is another one": (changed(LaunchRow, body="{}"), "launch snapshot"),
     "a launch snapshot is gone": (without(LaunchRow), "launch snapshot"),
-    "an attempt is a stranger's": (changed(AttemptRow, run=99), "a AttemptRow is of a Run that is not there"),
-    "a request is a stranger's": (changed(RequestRow, run=99), "a RequestRow is of a Run that is not there"),
-    "a log row is another Session's": (changed(LogRow, session=99), "a LogRow is of another Session"),
+    "an attempt is a stranger's": (changed(AttemptRow, run=99), "attempt: a row of a Run that is not there"),
+    "a request is a stranger's": (changed(RequestRow, run=99), "request: a row of a Run that is not there"),
+    "a log row is another Session's": (changed(LogRow, session=99), "log: a row of another Session"),
     "a log row is of no known type": (changed(LogRow, type="new"), "does not know"),
     "a Run is another Task's": (changed(RunRecord, task_id="T-00000000000000ff"), "is of another Task or Session"),
     "the Run is not there": (changed(RunRecord, run_id="R-00000000000000ff"), "expected one, one and"),
@@ -476,6 +477,27 @@ async def test_a_body_that_is_no_object_is_refused_though_its_chain_holds(app: A
             pytest.raises(ImportInvalid),
         ):
             copies.checked(_file(changed(LogRow, body_json=body)(rows), run_id))
+
+
+ODD: Final[dict[str, tuple[Any, ...]]] = {
+    "bytes": (b"", b"\xff" * 32),
+    "int": (0, -(2**63), None),
+    "str": ("", "@", "@x", "[]", "{}", "\0", None),
+}
+
+
+async def test_whatever_a_member_says_a_file_is_taken_or_refused_with_a_reason(app: App, crew: Crew) -> None:
+    """Members that no chain covers reach every check; none of them may fall over what it did not expect."""
+    rows, run_id = await _sound(app, crew)
+    taken = 0
+    for kind in {type(row) for row in rows}:
+        for name in kind.__struct_fields__:
+            declared = kind.__annotations__[name].removesuffix(" | None")
+            for value in ODD.get(declared, (True,)):
+                with contextlib.suppress(ImportInvalid):
+                    copies.checked(_file(changed(kind, **{name: value})(rows), run_id))
+                    taken += 1
+    assert taken, "a goal may be any text"
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import apsw
 import msgspec
 import pytest
 from hypothesis import given
@@ -248,6 +249,16 @@ def test_rows_that_cannot_all_be_stored_leave_no_file(tmp_path: Path, bad: Row) 
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(StoreError, match="is there already"):
         MemoryStore.of([*ROWS, bad])
+
+
+@pytest.mark.parametrize("error", [apsw.FullError, apsw.IOError])
+def test_a_disk_that_is_full_or_fails_leaves_no_file(tmp_path: Path, error: type[apsw.Error]) -> None:
+    with (
+        mock.patch("refold.store.sqlite._SqliteTx.keep", side_effect=error("planted")),
+        pytest.raises(StoreError, match="planted"),
+    ):
+        SqliteStore.make_copy(tmp_path / "copy.db", ROWS)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_where_nothing_can_be_made_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ Not here: the text form (`store.portable`), the file of the copy (`store.sqlite`
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -47,6 +48,7 @@ from refold.service.runs import find_run
 from refold.session import boundaries
 from refold.store import MemoryStore, Reader, Store, value_text, verify_log, verify_replay
 from refold.store.audit import logs_are_dense_and_chained, what_is_named_stands_where_it_is_said_to
+from refold.store.base import TABLES
 from refold.store.portable import Manifest, Portable, read, write
 from refold.store.schema import COPY
 
@@ -214,10 +216,10 @@ def _strangers(by_kind: dict[type[Row], list[Any]], run_id: str) -> Iterator[str
             yield f"{run.run_id} is of another Task or Session"
     for kind in (*_OF_RUN, SplicedRow):
         if any(row.run not in known for row in by_kind[kind]):
-            yield f"a {kind.__name__} is of a Run that is not there"
+            yield f"{TABLES[kind].name}: a row of a Run that is not there"
     for kind in (LogRow, BoundaryRow):
         if any(row.session != session.n for row in by_kind[kind]):
-            yield f"a {kind.__name__} is of another Session"
+            yield f"{TABLES[kind].name}: a row of another Session"
     if any(row.type not in FRAMES for row in by_kind[LogRow]):
         yield "a log row is of a type that this refold does not know; it was written by a newer one"
     if [(row.key, len(row.value)) for row in by_kind[MetaRow]] != [(MAC_KEY, MAC_KEY_BYTES)]:
@@ -252,6 +254,9 @@ def _missing_texts(reader: Reader, by_kind: dict[type[Row], list[Any]]) -> Itera
         for digest in _named(reader, row):
             if reader.get(ValueRow, digest) is None and reader.get(SplicedRow, digest) is None:
                 yield f"value {digest} is named, and is not there"
+    for row in by_kind[LaunchRow]:  # those of earlier generations too, which no record names any more
+        if hashlib.sha256(row.body.encode()).hexdigest() != row.digest:
+            yield f"launch snapshot {row.digest} is another text by now"
     for row in by_kind[ActivationRow]:
         stored = row.input_json
         if stored and stored.startswith("@") and reader.get(LaunchRow, row.run, stored[1:]) is None:
