@@ -53,6 +53,7 @@ def test_a_run_is_looked_at_elsewhere_as_it_was_and_never_runs_there(
     assert frames(given(elsewhere, "events", run_id, "--store", str(copy))) == told
     after = told[3]["params"]["viewCursor"]
     assert frames(given(elsewhere, "events", run_id, "--store", str(copy), "--after", after)) == told[4:]
+    assert elsewhere.run("events", run_id, "--store", str(copy), "--after", "x").returncode == 5
     assert frames(given(elsewhere, "watch", run_id, "--store", str(copy), "--jsonl")) == told
     assert json.loads(given(elsewhere, "export", run_id, "--store", str(copy), "--json")) == document
     assert "nothing is wrong" in given(elsewhere, "doctor", "--store", str(copy))

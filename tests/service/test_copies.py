@@ -59,13 +59,9 @@ BIG: Final = 10**60 + 1
 
 @pytest.fixture
 async def app(house: House, crew: Crew) -> AsyncIterator[App]:
-    for name, said in {
-        "long": LONG,
-        "big": BIG,
-        "named": "named " * 100,
-        "odd": {'é"\\\0': [2**53 + 1, 1e300]},
-    }.items():
+    for name, said in {"long": LONG, "big": BIG, "odd": {'é"\\\0': [2**53 + 1, 1e300]}}.items():
         crew.acts[name] = lambda work, said=said: Report(Pass(said))
+    crew.acts["named"] = lambda work: Report(Pass("named " * 100 + work.idempotency_key))  # another one in each Run
     yield await house.open(view=ViewSettings(compact_events=10**9))
 
 
@@ -179,10 +175,19 @@ async def retention(app: App, house: House, crew: Crew) -> tuple[App, str]:
 
 async def a_deleted_neighbour(app: App, house: House, crew: Crew) -> tuple[App, str]:
     """A Run of the same Session is gone: what the log names of it stands in the value table now."""
-    app, run_id = await turns(app, house, crew)
-    others = [run for run in await app.runs.page(10) if run.run_id != run_id]
-    for run in others:
-        await app.runs.delete(run.run_id)
+    return await _alone(*await turns(app, house, crew))
+
+
+async def a_deleted_neighbour_behind_retention(app: App, house: House, crew: Crew) -> tuple[App, str]:
+    """Now only a segment of a boundary names what it put out."""
+    return await _alone(*await retention(app, house, crew))
+
+
+async def _alone(app: App, run_id: str) -> tuple[App, str]:
+    session_id = (await app.runs.get(run_id)).session_id
+    for run in await app.runs.page(100):
+        if run.session_id == session_id and run.run_id != run_id:
+            await app.runs.delete(run.run_id)
     return app, run_id
 
 
@@ -201,6 +206,7 @@ PASTS: Final[tuple[Past, ...]] = (
     turns,
     retention,
     a_deleted_neighbour,
+    a_deleted_neighbour_behind_retention,
 )
 pasts = pytest.mark.parametrize("past", PASTS, ids=lambda past: past.__name__)
 

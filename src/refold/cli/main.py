@@ -13,7 +13,7 @@ from typing import Final
 from cyclopts import App, CycloptsError
 
 from refold import __version__
-from refold.errors import BadInput, Conflict, NotFound, RefoldError, StoreHeld
+from refold.errors import BadInput, Conflict, CursorRefused, MissingAnchor, NotFound, RefoldError, StoreHeld
 
 app = App(
     name="refold",
@@ -43,7 +43,15 @@ app.command("refold.cli.demo:demo")
 app.command("refold.cli.blueprints:app", name="blueprint")
 
 _BY_STATUS: Final[Mapping[int, int]] = {404: 5, 409: 6, 410: 6}
-_BY_CLASS: Final[Mapping[type[RefoldError], int]] = {BadInput: 2, NotFound: 5, Conflict: 6, StoreHeld: 6}
+_BY_CLASS: Final[Mapping[type[RefoldError], int]] = {
+    BadInput: 2,
+    NotFound: 5,
+    MissingAnchor: 5,
+    Conflict: 6,
+    CursorRefused: 6,
+    StoreHeld: 6,
+}
+"""What was raised in this process, each as a server's answer would be: the first that fits."""
 
 
 def main(tokens: Sequence[str] | None = None) -> None:

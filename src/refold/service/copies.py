@@ -105,7 +105,7 @@ def _texts(reader: Reader, rows: Iterable[Row], runs: set[int]) -> Iterator[Valu
     """
     for digest in dict.fromkeys(digest for row in rows for digest in _named(reader, row)):
         spliced = reader.get(SplicedRow, digest)
-        if spliced is not None and spliced.run in runs and reader.get(ValueRow, digest) is None:
+        if spliced is not None and spliced.run in runs:
             yield spliced
         elif (text := value_text(reader, digest)) is not None:
             yield ValueRow(digest=digest, body=text)
