@@ -65,7 +65,7 @@ MOST_OF_A_RUN: Final = {
     "reads beside the commit": 0.0,
     "JSON texts written": 14.0,
     "turns of the loop": 6.0,
-    "lines run": 1_185.0,
+    "lines run": 1_195.0,
 }
 """Of a Run without steps: its launch, its end, and the answer to who waits for it."""
 

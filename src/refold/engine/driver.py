@@ -158,7 +158,8 @@ class Driver:
         self._queued = False
         """Whether it stands in line for slots."""
         self._said = run.waiting_on
-        self._inbox: Inbox[tuple[int, Message]] = Inbox()
+        self._loop = asyncio.get_running_loop()  # kept: a look costs a system call, in each step
+        self._inbox: Inbox[tuple[int, Message]] = Inbox(self._loop)
         self._questions = Questions(store, clock, tools.desk, self._hear)
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -311,7 +312,7 @@ class Driver:
         self._scribe.retried(work.current, report, agent.retry.max_attempts, pause)
         work.status, work.task = status_of(report), None
         again = partial(self._inbox.put, (work.dispatch.ticket, None))
-        work.timer = asyncio.get_running_loop().call_later(pause, again)
+        work.timer = self._loop.call_later(pause, again)
 
     def _abandon(self, ticket: int) -> None:
         """Stops the work of a lane that lost, and ends what is shown of it."""
@@ -345,7 +346,7 @@ class Driver:
             for attempt in opened:
                 self._give(attempt.dispatch.ref)  # granted a slot, and never started
             raise
-        self._said, spawn = waiting_on, asyncio.get_running_loop().create_task
+        self._said, spawn = waiting_on, self._loop.create_task
         for attempt, seq in zip(opened, seqs, strict=True):
             attempt.origin = attempt.origin or seq
             work = self._works[attempt.dispatch.ticket]

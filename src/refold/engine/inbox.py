@@ -12,9 +12,10 @@ M = TypeVar("M")
 
 
 class Inbox(Generic[M]):
-    """Messages in the order in which they were put. One reader."""
+    """Messages in the order in which they were put. One reader, on `loop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self._messages: list[M] = []
         self._arrival: asyncio.Future[None] | None = None
 
@@ -32,7 +33,7 @@ class Inbox(Generic[M]):
     async def take(self) -> list[M]:
         """Waits for one message, and takes all that are there by then."""
         if not self._messages:
-            self._arrival = asyncio.get_running_loop().create_future()
+            self._arrival = self._loop.create_future()
             await self._arrival
         taken, self._messages = self._messages, []
         return taken

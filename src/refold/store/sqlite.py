@@ -79,6 +79,7 @@ class SqliteStore:
         self._headroom = Headroom(path)
         self._reader = _SqliteTx(reader)
         self._tx = _SqliteTx(writer)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._queue: list[_Entry] = []
         self._entries_of_turn = 0
         self._is_alone = False
@@ -202,7 +203,9 @@ class SqliteStore:
 
         A `write` is never done inline: who writes in a row would keep the loop from everybody else.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop
+        if loop is None or not loop.is_running():  # a look costs a system call, in each step
+            loop = self._loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
         if self._entries_of_turn == 0:
             loop.call_soon(self._end_turn)
