@@ -492,7 +492,7 @@ class Driver:
         """What a Run whose steps all wait is waiting for; None while any of them is being done."""
         if not self._inbox.is_empty:  # what has come in is acted on at once
             return None
-        kinds = set[str]()
+        kinds: set[str] = set()
         for work in self._works.values():
             if work.current is not None and work.status is None:
                 kinds.add(kind := self._roles[work.dispatch.ref].kind)

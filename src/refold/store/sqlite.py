@@ -267,7 +267,7 @@ class SqliteStore:
 
     def _apply_all(self, batch: Sequence[_Entry]) -> list[Any]:
         """Applies the batch in its order; steps with no other work between them at once, and then what they do also."""
-        outcomes = list[Any]()
+        outcomes: list[Any] = []
         for are_steps, found in groupby(batch, attrgetter("is_step")):
             entries = list(found)
             if not are_steps or len(entries) == 1:
