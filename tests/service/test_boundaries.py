@@ -262,6 +262,15 @@ async def compact(line: Line, session: str) -> Json:
     return await line.command("session/compact", sessionId=session)
 
 
+async def just_compacted(app: App, line: Line) -> str:
+    """A Session of thirty turns, and nothing behind its last boundary."""
+    session = await line.start("talk")
+    await talk(line, session, *map(str, range(30)))
+    await compacted(app)
+    await compact(line, session)
+    return session
+
+
 async def latest(app: App, session: str) -> BoundaryRow:
     return await app.store.read(lambda reader: boundaries.latest(reader, find_session(reader, session)))
 
@@ -642,10 +651,7 @@ async def test_a_session_that_hardly_changed_does_not_compact_by_itself(house: H
     app = await house.open(view=ViewSettings(compact_events=10))
     await app.blueprints.add(TALK)
     async with Line(app) as line:
-        session = await line.start("talk")
-        await talk(line, session, *map(str, range(30)))
-        await compacted(app)
-        await compact(line, session)
+        session = await just_compacted(app, line)
         row = await latest(app, session)
         items = len((await line.resume(session))["history"]["snapshot"]["state"]["items"])
         await _renamed(app, session, items // 4 - 5)
@@ -665,10 +671,7 @@ async def test_after_so_many_events_a_session_compacts_however_little_they_chang
     app = await house.open(view=ViewSettings(compact_events=10))
     await app.blueprints.add(TALK)
     async with Line(app) as line:
-        session = await line.start("talk")
-        await talk(line, session, *map(str, range(30)))
-        await compacted(app)
-        await compact(line, session)
+        session = await just_compacted(app, line)
         row = await latest(app, session)
         await _renamed(app, session, 12)
         await compacted(app)
@@ -687,10 +690,7 @@ async def test_a_new_server_sees_that_a_large_session_hardly_changed_without_rea
     app = await house.open(view=settings)
     await app.blueprints.add(TALK)
     async with Line(app) as line:
-        session = await line.start("talk")
-        await talk(line, session, *map(str, range(30)))
-        await compacted(app)
-        await compact(line, session)
+        session = await just_compacted(app, line)
     row = await latest(app, session)
     assert len(decode(row.segments_json)) > 1
     app = await house.reboot(app, view=settings)

@@ -294,8 +294,8 @@ MOST_ROWS: Final = {ReplayRow: 1.0, AttemptRow: 1.0, LogRow: 0.0, ValueRow: 0.0}
 """Rows that are read for a logged step, from the boot after a crash to the first step that is run again."""
 
 
-def resumed(steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch, *, auto: bool) -> Counter[type[Row]]:
-    """What is read by a server that boots after a crash in the step after `steps`, and resumes, by itself or asked."""
+def rows_read(monkeypatch: pytest.MonkeyPatch) -> Counter[type[Row]]:
+    """The rows that are read from now on, by kind."""
     reads: Counter[type[Row]] = Counter()
     made = sqlite._rows
 
@@ -304,6 +304,12 @@ def resumed(steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch, *, auto: 
         return made(kind, found)
 
     monkeypatch.setattr(sqlite, "_rows", counting)
+    return reads
+
+
+def resumed(steps: int, folder: Path, monkeypatch: pytest.MonkeyPatch, *, auto: bool) -> Counter[type[Row]]:
+    """What is read by a server that boots after a crash in the step after `steps`, and resumes, by itself or asked."""
+    reads = rows_read(monkeypatch)
 
     async def run() -> None:
         reached = asyncio.Event()
@@ -339,6 +345,31 @@ def test_a_resume_reads_what_is_logged_once(auto: bool, tmp_path: Path, monkeypa
     short, long = (resumed(steps, tmp_path, monkeypatch, auto=auto) for steps in (SHORT, LONG))
     cost = {kind: (long[kind] - short[kind]) / (LONG - SHORT) for kind in MOST_ROWS}
     assert cost == MOST_ROWS
+
+
+# -- what an end reads -------------------------------------------------------------------------------------------------
+
+
+def read_by_ends(waiting: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
+    """Records of Runs that are read for each of so many Runs, of which one at a time may run."""
+    reads = rows_read(monkeypatch)
+
+    async def run() -> None:
+        app = await App.open(Settings(store=folder / f"{waiting}.db", app={"t:answer": answer}, max_running_runs=1))
+        try:
+            launches = [app.tasks.launch(NewTask(blueprint=loop_of(0))) for _ in range(waiting)]
+            for launched in await asyncio.gather(*launches):
+                assert (await app.runs.settled(launched)).status == "done"
+        finally:
+            await app.close()
+
+    asyncio.run(run())
+    return reads[RunRecord] / waiting
+
+
+def test_an_end_reads_no_more_because_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (read_by_ends(waiting, tmp_path, monkeypatch) for waiting in (20, 200))
+    assert many <= few + 1, (few, many)
 
 
 # -- what a boundary costs --------------------------------------------------------------------------------------------
@@ -402,36 +433,6 @@ def test_a_boundary_costs_no_more_than_it_did(
     cost = cost_of_a_boundary(tmp_path, monkeypatch, flow)
     over = {name: (cost[name], most) for name, most in MOST_OF_A_BOUNDARY[flow].items() if cost[name] > most}
     assert not over, f"a step in a boundary now costs (figure, most): {over}; all figures: {cost}"
-
-
-def read_by_ends(waiting: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Records of Runs that are read for each of so many Runs, of which one at a time may run."""
-    reads: Counter[type[Row]] = Counter()
-    made = sqlite._rows
-
-    def counting(kind: type[Row], found: Any) -> Any:
-        reads[kind] += len(found)
-        return made(kind, found)
-
-    monkeypatch.setattr(sqlite, "_rows", counting)
-
-    async def run() -> None:
-        app = await App.open(Settings(store=folder / f"{waiting}.db", app={"t:answer": answer}, max_running_runs=1))
-        try:
-            launches = [app.tasks.launch(NewTask(blueprint=loop_of(0))) for _ in range(waiting)]
-            for launched in await asyncio.gather(*launches):
-                assert (await app.runs.settled(launched)).status == "done"
-        finally:
-            await app.close()
-
-    asyncio.run(run())
-    monkeypatch.setattr(sqlite, "_rows", made)
-    return reads[RunRecord] / waiting
-
-
-def test_an_end_reads_no_more_because_many_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = (read_by_ends(waiting, tmp_path, monkeypatch) for waiting in (20, 200))
-    assert many <= few + 1, (few, many)
 
 
 # -- what the counters are worth: each of them sees its cost doubled --------------------------------------------------
