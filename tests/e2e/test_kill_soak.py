@@ -43,7 +43,7 @@ def note(event):
                 lane=env("REFOLD_LANE"), key=env("REFOLD_IDEMPOTENCY_KEY"), epoch=env("REFOLD_EPOCH"),
                 given=given, alive=alive)
     fd = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(fd, (json.dumps(line) + "\n").encode())
+    os.write(fd, ("\n" + json.dumps(line) + "\n").encode())  # a line of its own also behind one that was cut off
     os.fsync(fd)
     os.close(fd)
 note("start")
@@ -131,8 +131,23 @@ def within(secs: float, test: Any) -> Any:
 
 
 def lines(ledger: Path) -> list[dict[str, Any]]:
-    text = ledger.read_text() if ledger.exists() else ""
-    return [json.loads(line) for line in text.splitlines()]
+    """What the steps have noted, in their order.
+
+    A line without its end is still being written, or its step was killed as it wrote it: a write that crosses a page is
+    seen in two parts, and a kill may come between them. Such a step has not done yet what it was about to note.
+    """
+    *ended, _ = (ledger.read_text() if ledger.exists() else "").split("\n")
+    noted = []
+    for line in filter(None, ended):
+        with contextlib.suppress(json.JSONDecodeError):
+            noted.append(json.loads(line))
+    return noted
+
+
+def test_a_line_that_was_cut_off_is_no_line(tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    ledger.write_text('\n{"n": 1}\n\n{"n": {"a": 1\n{"n": 2}\n\n{"n": 3')
+    assert [line["n"] for line in lines(ledger)] == [1, 2]
 
 
 def step_of(line: dict[str, Any]) -> tuple[Any, ...]:
