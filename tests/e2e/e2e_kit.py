@@ -7,6 +7,7 @@ notes its end and answers. So a test says at which step a kill meets a Run, and 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -32,7 +33,7 @@ def note(event):
     line = dict(event=event, name=name, given=given, pid=os.getpid(), **{
         key.lower(): os.environ["REFOLD_" + key] for key in ("RUN_ID", "OCCURRENCE", "IDEMPOTENCY_KEY", "SERVER")})
     fd = os.open(folder + "/ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    os.write(fd, (json.dumps(line) + "\n").encode())
+    os.write(fd, ("\n" + json.dumps(line) + "\n").encode())  # a line of its own also behind one that was cut off
 note("start")
 while os.path.exists(folder + "/hold/" + name):
     time.sleep(0.01)
@@ -48,6 +49,20 @@ def within(what: str, test: Callable[[], Any], secs: float = PATIENCE_SECS) -> A
         assert time.monotonic() < end, f"not within {secs:g} s: {what}"
         time.sleep(0.01)
     return found
+
+
+def lines(ledger: Path) -> list[dict[str, Any]]:
+    """What the steps have noted, in their order.
+
+    A line without its end is still being written, or its step was killed as it wrote it: a write that crosses a page is
+    seen in two parts, and a kill may come between them. Such a step has not done yet what it was about to note.
+    """
+    *ended, _ = (ledger.read_text() if ledger.exists() else "").split("\n")
+    noted = []
+    for line in filter(None, ended):
+        with contextlib.suppress(json.JSONDecodeError):
+            noted.append(json.loads(line))
+    return noted
 
 
 def path(at: str) -> Json:
@@ -176,9 +191,7 @@ class Home:
 
     def ledger(self, event: str = "start") -> list[Json]:
         """What the programs noted, in order."""
-        file = self.bench / "ledger"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [line for line in map(json.loads, lines) if line["event"] == event]
+        return [line for line in lines(self.bench / "ledger") if line["event"] == event]
 
     def began(self, name: str, times: int = 1) -> None:
         """Waits until the program ran under this name so often."""

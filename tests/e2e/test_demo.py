@@ -284,6 +284,8 @@ def test_a_line_that_the_kill_cut_off_was_never_noted(tmp_path: Path) -> None:
     with (tmp_path / steps.LEDGER).open("a") as ledger:
         ledger.write('{"event": "end", "re')
     assert [line["event"] for line in steps.read_ledger(str(tmp_path))] == ["start"]
+    steps.note(str(tmp_path), event="start", ref="chunk")
+    assert [line["ref"] for line in steps.read_ledger(str(tmp_path))] == ["list", "chunk"]
 
 
 def listed(folder: Path, work: Path) -> tuple[Json, list[str]]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from e2e_kit import lines
 
 from refold.client.api import Api, Refusal, Unreachable
 
@@ -130,23 +131,9 @@ def within(secs: float, test: Any) -> Any:
     return found
 
 
-def lines(ledger: Path) -> list[dict[str, Any]]:
-    """What the steps have noted, in their order.
-
-    A line without its end is still being written, or its step was killed as it wrote it: a write that crosses a page is
-    seen in two parts, and a kill may come between them. Such a step has not done yet what it was about to note.
-    """
-    *ended, _ = (ledger.read_text() if ledger.exists() else "").split("\n")
-    noted = []
-    for line in filter(None, ended):
-        with contextlib.suppress(json.JSONDecodeError):
-            noted.append(json.loads(line))
-    return noted
-
-
 def test_a_line_that_was_cut_off_is_no_line(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger"
-    ledger.write_text('\n{"n": 1}\n\n{"n": {"a": 1\n{"n": 2}\n\n{"n": 3')
+    ledger.write_text('\n{"n": 1}\n\n{"n": {"a": 1}\n{"n": 2}\n\n{"n": 3')
     assert [line["n"] for line in lines(ledger)] == [1, 2]
 
 

@@ -18,6 +18,7 @@ are none count as U+FFFD.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import heapq
 import itertools
@@ -61,8 +62,11 @@ _GENERATED: Final = frozenset({b"node_modules", b"__pycache__", b"venv"})
 
 
 def note(work: str, **members: Json) -> None:
-    """Appends one line, durably. It is one write: lines of steps that run at the same time never mix."""
-    line = json.dumps({**members, "pid": os.getpid(), "at_ns": time.monotonic_ns()}) + "\n"
+    """Appends one line, durably. It is one write: lines of steps that run at the same time never mix.
+
+    It begins a line of its own: the one before it may have been cut off by a kill.
+    """
+    line = "\n" + json.dumps({**members, "pid": os.getpid(), "at_ns": time.monotonic_ns()}) + "\n"
     descriptor = os.open(os.path.join(work, LEDGER), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:
         os.write(descriptor, line.encode())
@@ -72,13 +76,17 @@ def note(work: str, **members: Json) -> None:
 
 
 def read_ledger(work: str) -> list[Json]:
-    """Returns the lines of the ledger. A last line without its end was cut off by a kill: it was never noted."""
+    """Returns the lines of the ledger. One that was cut off by a kill was never noted."""
     try:
         with open(os.path.join(work, LEDGER), "rb") as file:
             whole, _, _ = file.read().rpartition(b"\n")
     except FileNotFoundError:
         return []
-    return [json.loads(line) for line in whole.splitlines()]
+    noted: list[Json] = []
+    for line in filter(None, whole.split(b"\n")):
+        with contextlib.suppress(ValueError):  # cut off, and in the middle of a character perhaps
+            noted.append(json.loads(line))
+    return noted
 
 
 def _witnessed(work: str, who: Json, perform: Callable[[], Json]) -> Json:
