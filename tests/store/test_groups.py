@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_many_steps_of_a_turn_share_statements(ram: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = Counter[int]()
+    written, together = Counter[int](), 0
     change_all = _SqliteTx._change_all
 
     def counting(tx: _SqliteTx, kind: Any, sql: str, values: Any) -> None:
@@ -25,7 +25,6 @@ async def test_many_steps_of_a_turn_share_statements(ram: Path, monkeypatch: pyt
     monkeypatch.setattr(_SqliteTx, "_change_all", counting)
     store = await SqliteFactory(ram / "refold.db").open()
     runs = [await begin(store, f"{name}") for name in range(20)]
-    together = 0
     for run in runs:
         await advance(store, run.n)
     for together in (1, 20):

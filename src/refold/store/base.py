@@ -248,6 +248,12 @@ class Store(Protocol):
         ...
 
 
+_ADVANCED: Final = ("rows", "chain", "waiting_on", "updated_at")
+_OWNED: Final = ("n", "epoch", "status")
+_ENDED: Final = ("status", "ended_at", "outcome_json", "due_at")
+_HEAD: Final = Head._fields
+
+
 def apply_step(tx: Tx, step: StepCommit, also: Callable[[Tx], object] | None = None) -> tuple[int, ...]:
     """The meaning of `Store.commit`, for every back end."""
     (seqs,) = apply_steps(tx, [step])
@@ -259,8 +265,8 @@ def apply_step(tx: Tx, step: StepCommit, also: Callable[[Tx], object] | None = N
 def apply_steps(tx: Tx, steps: Sequence[StepCommit]) -> list[tuple[int, ...]]:
     """Applies steps that share a transaction, as one after the other; for each the seqs of the records in its `opens`.
 
-    Steps of many Runs write rows of the same few kinds, and a statement for all rows of a kind costs half of what one
-    statement for each does. Raises Fenced if any of them is: it does not say which, and none may stay.
+    Steps of many Runs write rows of the same few kinds, and one statement for all rows of a kind is made up and looked
+    up once. Raises Fenced if any of them is: it does not say which, and none may stay.
     """
     owners = [
         (step.rows_after, step.chain_after, step.waiting_on, step.at, step.run, step.epoch, RunStatus.RUNNING)
@@ -297,12 +303,6 @@ def apply_steps(tx: Tx, steps: Sequence[StepCommit]) -> list[tuple[int, ...]]:
     if attempts:
         tx.insert_all(attempts)
     return opened
-
-
-_ADVANCED: Final = ("rows", "chain", "waiting_on", "updated_at")
-_OWNED: Final = ("n", "epoch", "status")
-_ENDED: Final = ("status", "ended_at", "outcome_json", "due_at")
-_HEAD: Final = Head._fields
 
 
 def _opened_at(opened: AttemptOpen, seq: int) -> AttemptRow:

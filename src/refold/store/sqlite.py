@@ -44,7 +44,7 @@ CHECKPOINT_PAGES: Final = 8000
 """WAL pages before a checkpoint: at SQLite's default of 1000 the p99 of grouped commits is five times as high."""
 
 KNOWN_HEADS: Final = 4096
-"""Heads of logs that are kept in memory: 200 bytes each."""
+"""Heads of logs that are kept in memory."""
 
 _FATAL: Final = (apsw.IOError, apsw.CorruptError, apsw.NotADBError, apsw.CantOpenError)
 _KEYED: Final = frozenset(kind for kind in TABLES if kind.__struct_fields__[0] == "n")
@@ -405,18 +405,15 @@ class _SqliteTx:
 
     def insert(self, row: R) -> R:
         kind = type(row)
-        members = msgspec.structs.astuple(row)
         if kind in _KEYED:
-            self._change(kind, self._insert(kind), (None, *members[1:]))
+            self._change_all(kind, self._insert(kind), [(None, *msgspec.structs.astuple(row)[1:])])
             return msgspec.structs.replace(row, n=self.connection.last_insert_rowid())
-        self._change(kind, self._insert(kind), members)
-        if isinstance(row, LogRow):
-            self.heads[row.session] = row.seq
+        self.insert_all([row])
         return row
 
     def keep(self, row: Row) -> None:
         """Stores a row as it is, its integer key included. Duplicate keys raise StoreError."""
-        self._change(type(row), self._insert(type(row)), msgspec.structs.astuple(row))
+        self._change_all(type(row), self._insert(type(row)), [msgspec.structs.astuple(row)])
 
     def insert_all(self, rows: Sequence[Row]) -> None:
         kind = type(rows[0])
@@ -427,7 +424,7 @@ class _SqliteTx:
     def put(self, row: Row) -> None:
         kind = type(row)
         sql = self._insert(kind) + f" ON CONFLICT ({', '.join(TABLES[kind].key)}) DO NOTHING"
-        self._change(kind, sql, msgspec.structs.astuple(row))
+        self._change_all(kind, sql, [msgspec.structs.astuple(row)])
 
     def update(
         self, kind: type[Row], key: Sequence[Any], *, where: Mapping[str, Any] | None = None, **changes: Any
@@ -471,12 +468,6 @@ class _SqliteTx:
             return _rows(kind, self._execute(sql, values).fetchall())
         except (UnicodeDecodeError, msgspec.ValidationError) as error:
             raise _changed(kind, error) from error
-
-    def _change(self, kind: type[Row], sql: str, values: Sequence[Any]) -> None:
-        try:
-            self._execute(sql, values)
-        except apsw.ConstraintError as error:
-            raise StoreError(f"a {TABLES[kind].name} row cannot be stored: {error}") from error
 
     def _change_all(self, kind: type[Row], sql: str, values: Sequence[Sequence[Any]]) -> None:
         try:
