@@ -1,16 +1,20 @@
 """What the tests of boundaries and retention share: histories written record by record, and a reader that counts.
 
 An `Author` writes legal Session logs with refold's own builders, spelled by bytes, as no App could be made to: turns,
-steps, retries, questions, markers, and boundaries wherever the bytes say.
+steps, retries, questions, markers, and boundaries wherever the bytes say. Beside it, what is asked of Sessions that an
+App serves and compacts.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from operator import length_hint
 from typing import Any, Final
 
 import msgspec
+from service_kit import Line, flow, path, step
+from service_kit import uuid7 as new_uuid7
 
 from refold import view
 from refold.canonical import Json, encode
@@ -26,8 +30,9 @@ from refold.records import (
     genesis,
     named_output,
 )
-from refold.session import SessionLog, boundaries
-from refold.store import MemoryStore, Reader, append_log
+from refold.service.app import App
+from refold.session import SessionLog, boundaries, find_session
+from refold.store import MemoryStore, Reader, Tx, append_log
 from refold.testing.history import sample
 from refold.view import Frame, Position, ViewState
 
@@ -267,3 +272,50 @@ class Counting:
             return found
 
         return counted
+
+
+# -- Sessions of an App ------------------------------------------------------------------------------------------------
+
+TALK: Final = flow(step("s", path("$.input"), "$.output"), id="talk")
+
+
+async def talk(line: Line, session: str, *texts: str) -> None:
+    for text in texts:
+        await line.turn_ended((await line.turn(session, text))["turnId"])
+
+
+async def compact(line: Line, session: str) -> Json:
+    return await line.command("session/compact", sessionId=session)
+
+
+async def just_compacted(app: App, line: Line) -> str:
+    """A Session of thirty turns, and nothing behind its last boundary."""
+    session = await line.start("talk")
+    await talk(line, session, *map(str, range(30)))
+    await compacted(app)
+    await compact(line, session)
+    return session
+
+
+async def latest(app: App, session: str) -> BoundaryRow:
+    return await app.store.read(lambda reader: boundaries.latest(reader, find_session(reader, session)))
+
+
+async def compacted(app: App) -> None:
+    """Waits for the compactions that commits have set off."""
+    await asyncio.gather(*app.compaction._compactions)
+
+
+async def renamed(app: App, session: str, times: int) -> None:
+    names = [view.name_changed(1, name=f"name {n:06}", command=new_uuid7()) for n in range(times)]
+
+    def append(tx: Tx) -> None:
+        append_log(tx, find_session(tx, session).n, names)
+
+    await app.store.write(append)
+
+
+async def compactions(app: App, session: str) -> list[Json]:
+    page = await app.sessions.page(session, None, 100_000, backward=False)
+    shown = [frame["params"].get("item", {}) for frame in page.frames]
+    return [item for item in shown if item.get("kind") == "compaction" and item["status"] == "completed"]

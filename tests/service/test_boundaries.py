@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -13,11 +12,25 @@ from unittest import mock
 
 import msgspec
 import pytest
-from boundary_kit import KEY, TEXTS, Author, Counting, folded, told
+from boundary_kit import (
+    KEY,
+    TALK,
+    TEXTS,
+    Author,
+    Counting,
+    compact,
+    compacted,
+    compactions,
+    folded,
+    latest,
+    renamed,
+    talk,
+    told,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from muse_code import SessionFold
-from service_kit import Crew, House, Json, Line, Refused, cursor_of, everything, faults, flow, path, step, uuid7
+from service_kit import Crew, House, Json, Line, Refused, cursor_of, everything, faults, uuid7
 
 from refold import records, view
 from refold.canonical import canonical, decode, encode, encode_known
@@ -25,10 +38,9 @@ from refold.records import BoundaryRow, LogRow, SessionRecord, ValueRow
 from refold.service.app import App
 from refold.service.sessions import ViewSettings
 from refold.session import SessionLog, boundaries, find_session
-from refold.store import Reader, Tx, append_log
+from refold.store import Reader, Tx
 from refold.store import values as long_texts
 
-TALK = flow(step("s", path("$.input"), "$.output"), id="talk")
 HUGE = ViewSettings(compact_events=10**9, history_budget_bytes=10**9)
 
 
@@ -253,28 +265,6 @@ async def app(house: House, crew: Crew) -> AsyncIterator[App]:
     yield app
 
 
-async def talk(line: Line, session: str, *texts: str) -> None:
-    for text in texts:
-        await line.turn_ended((await line.turn(session, text))["turnId"])
-
-
-async def compact(line: Line, session: str) -> Json:
-    return await line.command("session/compact", sessionId=session)
-
-
-async def just_compacted(app: App, line: Line) -> str:
-    """A Session of thirty turns, and nothing behind its last boundary."""
-    session = await line.start("talk")
-    await talk(line, session, *map(str, range(30)))
-    await compacted(app)
-    await compact(line, session)
-    return session
-
-
-async def latest(app: App, session: str) -> BoundaryRow:
-    return await app.store.read(lambda reader: boundaries.latest(reader, find_session(reader, session)))
-
-
 @pytest.mark.anyio
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("older", [False, True], ids=["one boundary", "two boundaries"])
@@ -321,19 +311,10 @@ async def grown(app: App, line: Line, before: int, after: int) -> str:
     """A Session with a boundary, and so many events before and after it that open no item."""
     session = await line.start("talk")
     await talk(line, session, "an item or two")
-    await _renamed(app, session, before)
+    await renamed(app, session, before)
     await compact(line, session)
-    await _renamed(app, session, after)
+    await renamed(app, session, after)
     return session
-
-
-async def _renamed(app: App, session: str, times: int) -> None:
-    records = [view.name_changed(1, name=f"name {n:06}", command=uuid7()) for n in range(times)]
-
-    def append(tx: Tx) -> None:
-        append_log(tx, find_session(tx, session).n, records)
-
-    await app.store.write(append)
 
 
 async def cost(app: App, session: str, cursor: str | None = None, preference: str = "auto") -> tuple[Counting, Json]:
@@ -607,103 +588,6 @@ async def test_a_session_in_which_nothing_happened_is_not_compacted(house: House
         assert nothing.items() <= (await compact(line, session)).items()
         assert await line.call("session/compact", **command) == accepted
         assert await line.page(session) == page
-
-
-async def compactions(app: App, session: str) -> list[Json]:
-    page = await app.sessions.page(session, None, 100_000, backward=False)
-    shown = [frame["params"].get("item", {}) for frame in page.frames]
-    return [item for item in shown if item.get("kind") == "compaction" and item["status"] == "completed"]
-
-
-async def compacted(app: App) -> None:
-    """Waits for the compactions that commits have set off."""
-    await asyncio.gather(*app.compaction._compactions)
-
-
-@pytest.mark.anyio
-async def test_a_session_compacts_by_itself_when_it_has_grown(house: House, crew: Crew) -> None:
-    app = await house.open(view=ViewSettings(compact_events=30))
-    await app.blueprints.add(TALK)
-    async with Line(app) as line:
-        session = await line.start("talk")
-        for n in range(20):
-            await talk(line, session, str(n))
-            await compacted(app)
-        page = await line.page(session)
-    found = await compactions(app, session)
-    assert [item["trigger"] for item in found] == ["auto"] * len(found)
-    rows = await app.store.read(lambda reader: reader.find(BoundaryRow))
-    gaps = [later.seq - earlier.seq for earlier, later in itertools.pairwise(rows)]
-    assert rows[0].seq >= 30
-    assert all(30 <= gap <= 45 for gap in gaps)
-    assert len(rows) == len(found) >= 2
-    app = await house.reboot(app)
-    async with Line(app) as line:
-        history = (await line.resume(session))["history"]
-        assert history["mode"] == "anchoredSnapshot"
-        suffix = page[[cursor_of(frame) for frame in page].index(history["snapshot"]["viewCursor"]) + 1 :]
-        assert view.fold_digest(folded(suffix, view.seed(history["snapshot"]))) == view.fold_digest(folded(page))
-
-
-@pytest.mark.anyio
-async def test_a_session_that_hardly_changed_does_not_compact_by_itself(house: House, crew: Crew) -> None:
-    """A boundary rewrites segments: for a few events in a large state it would cost more than it saves."""
-    app = await house.open(view=ViewSettings(compact_events=10))
-    await app.blueprints.add(TALK)
-    async with Line(app) as line:
-        session = await just_compacted(app, line)
-        row = await latest(app, session)
-        items = len((await line.resume(session))["history"]["snapshot"]["state"]["items"])
-        await _renamed(app, session, items // 4 - 5)
-        await compacted(app)
-        assert await latest(app, session) == row
-        await _renamed(app, session, 15)
-        await compacted(app)
-        assert (await latest(app, session)).seq > row.seq
-
-
-@pytest.mark.anyio
-async def test_after_so_many_events_a_session_compacts_however_little_they_changed(
-    house: House, crew: Crew, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """They are folded at once: of a million items a quarter would be more than anybody waits for."""
-    monkeypatch.setattr("refold.service.compaction.MOST_EVENTS", 14)
-    app = await house.open(view=ViewSettings(compact_events=10))
-    await app.blueprints.add(TALK)
-    async with Line(app) as line:
-        session = await just_compacted(app, line)
-        row = await latest(app, session)
-        await _renamed(app, session, 12)
-        await compacted(app)
-        assert await latest(app, session) == row
-        await _renamed(app, session, 10)
-        await compacted(app)
-        assert (await latest(app, session)).seq > row.seq
-
-
-@pytest.mark.anyio
-async def test_a_new_server_sees_that_a_large_session_hardly_changed_without_reading_it(
-    house: House, crew: Crew, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first commit after a boot has it looked at: a resumed Run would wait for the fold of all its steps."""
-    settings = ViewSettings(compact_events=10)
-    app = await house.open(view=settings)
-    await app.blueprints.add(TALK)
-    async with Line(app) as line:
-        session = await just_compacted(app, line)
-    row = await latest(app, session)
-    assert len(decode(row.segments_json)) > 1
-    app = await house.reboot(app, view=settings)
-    loaded, load = [], boundaries.load
-    monkeypatch.setattr(boundaries, "load", lambda *given: (loaded.append(given), load(*given))[1])
-    await _renamed(app, session, 12)
-    await compacted(app)
-    assert await latest(app, session) == row
-    assert not loaded
-    await _renamed(app, session, 40)
-    await compacted(app)
-    assert (await latest(app, session)).seq > row.seq
-    assert not loaded, "a new boundary goes on from it as well"
 
 
 @pytest.mark.anyio
