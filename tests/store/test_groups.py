@@ -28,7 +28,7 @@ async def test_many_steps_of_a_turn_share_statements(ram: Path, monkeypatch: pyt
     for run in runs:
         await advance(store, run.n)
     for together in (1, 20):
-        steps = [await store.read(lambda reader, n=run.n: next_step(reader, n)) for run in runs[:together]]
+        steps = [await store.read(lambda reader, n=run.n: next_step(reader, n, values=())) for run in runs[:together]]
         await asyncio.gather(*map(store.commit, steps))
     assert 0 < written[20] <= 2 * written[1]  # the first goes at once, the others share
     await store.close()
